@@ -1,8 +1,8 @@
-"""Filters and properties that tell RocketMQ's rules apart; asked of us and of a real broker."""
+"""Filters and properties that show RocketMQ's rules; tested with Penstock and a real broker."""
 
 from typing import Final
 
-# Understood by both.
+# Accepted by both.
 ACCEPTED: Final = (
     "a=3 and b<>4 And c>5 AND d<=4",
     "a=3 or b<>4 Or c>5 OR d<=4",
@@ -166,7 +166,7 @@ ACCEPTED: Final = (
     "a = 0L",
 )
 
-# Understood by neither.
+# Refused by both.
 REFUSED: Final = (
     "a and between 2 and 10",
     "a > 100000000000000000000000",
@@ -263,7 +263,7 @@ REFUSED: Final = (
     " ",
 )
 
-# Complete filters with something behind: RocketMQ does not look there; we say so.
+# Complete filters followed by other text: RocketMQ ignores the text; Penstock refuses it.
 TAILS: Final = (
     "a LIKE 'x%'",
     "a + 1 > 2",

@@ -1,4 +1,4 @@
-"""What the store's tests share: messages, small stores, and a model that knows every byte."""
+"""Shared by the store's tests: messages, small stores, and a model that knows every byte."""
 
 import contextlib
 import struct
@@ -35,7 +35,7 @@ def small_config(*, sync_flush: bool, append_by: str = "auto") -> StoreConfig:
 
 @dataclass(frozen=True)
 class Message:
-    """A message as a producer means it."""
+    """A message of a producer."""
 
     topic: str
     queue_id: int
@@ -67,7 +67,7 @@ class Message:
 
 
 def batch_record(messages: Sequence[Message]) -> Record:
-    """Messages of one queue as a producer sends them together."""
+    """A batch of messages of one queue."""
     body = b""
     for message in messages:
         text = message.properties()
@@ -83,7 +83,7 @@ def batch_record(messages: Sequence[Message]) -> Record:
 
 @dataclass(frozen=True)
 class Stored:
-    """A message in its place: all that the store has to say about it."""
+    """A stored message with its log offset and queue offset."""
 
     message: Message
     offset: int
@@ -99,7 +99,7 @@ class Stored:
         return self.offset, self.message.size(), code
 
     def data(self) -> bytes:
-        """The record, byte for byte, by other means than the engine's."""
+        """The bytes of the record, encoded independently of the store."""
         m = self.message
         text = m.properties()
         crc = zlib.crc32(m.body) & 0x7FFFFFFF
@@ -113,7 +113,7 @@ class Stored:
 
 @dataclass
 class Model:
-    """The log as a list: where each message must be."""
+    """The log as a list: the expected offset of each message."""
 
     stored: list[Stored] = field(default_factory=list)
     end: int = 0
@@ -137,7 +137,7 @@ class Model:
         return placed
 
     def cut(self, count: int, end: int) -> None:
-        """Only the first `count` messages are left."""
+        """Keep only the first `count` messages."""
         self.stored = self.stored[:count]
         self.end = end
         self.store_ms = self.stored[-1].store_ms if self.stored else 0
@@ -168,7 +168,7 @@ def put(store: MessageStore, messages: Sequence[Message], now_ms: int) -> int:
 
 
 def put_ok(store: MessageStore, model: Model, messages: Sequence[Message], now_ms: int) -> None:
-    """Put, and hold the store to the model's places."""
+    """Put, and compare the store's offsets with the model's."""
     placed = model.put(messages, now_ms)
     assert put(store, messages, now_ms) == PUT_OK, store.refusal
     assert (store.writer.offset, store.writer.queue_offset) == (
@@ -178,7 +178,7 @@ def put_ok(store: MessageStore, model: Model, messages: Sequence[Message], now_m
 
 
 def open_store(root: Path, config: StoreConfig, disk: Disk, now_ms: int = START_MS) -> MessageStore:
-    """Open a store; if that fails, nothing of it stays open in this process."""
+    """Open a store; if that fails, nothing stays open in this process."""
     store = MessageStore.__new__(MessageStore)
     try:
         store.__init__(root, config, disk=disk, now_ms=now_ms)  # type: ignore[misc]
@@ -189,7 +189,7 @@ def open_store(root: Path, config: StoreConfig, disk: Disk, now_ms: int = START_
 
 
 def abandon(store: MessageStore) -> None:
-    """What the end of the process does, and nothing else: files stay as they are."""
+    """Do what the end of the process does, and nothing else: files are not changed."""
     if store.disk.threads:
         with contextlib.suppress(OSError):
             store.flusher.stop()
@@ -206,7 +206,7 @@ def _close_flusher(store: MessageStore) -> None:
 
 
 def flush(store: MessageStore) -> None:
-    """Bring all that was put to the disk and confirm it."""
+    """Flush and confirm all messages."""
     store.publish()
     if store.disk.threads:
         store.flusher.demand()
@@ -217,7 +217,7 @@ def flush(store: MessageStore) -> None:
 
 
 def read(store: MessageStore, queue: QueueName, offset: int, count: int = 32) -> list[bytes]:
-    """Records of a queue from an offset on, as a consumer gets them."""
+    """Records of a queue from an offset on, as a consumer receives them."""
     found = store.queue(*queue)
     assert found is not None
     reader = store.new_reader()
@@ -249,7 +249,7 @@ def split(data: bytes) -> list[bytes]:
 
 
 def verify(store: MessageStore, model: Model, begin: int = 0) -> None:
-    """The store holds exactly the model's messages (from log offset `begin` on), all visible."""
+    """The store has exactly the model's messages from log offset `begin` on, all visible."""
     assert store.confirm_offset == store.log.end
     rows = model.queues()
     for queue in store.queues.rows:

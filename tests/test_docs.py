@@ -1,4 +1,4 @@
-"""The pages keep up with the code: settings, commands, requests, errors, rooms, links."""
+"""The docs match the code: settings, commands, requests, errors, packages, links."""
 
 import re
 from pathlib import Path
@@ -110,11 +110,11 @@ def test_the_nameservers_requests_are_on_its_page() -> None:
     assert codes_in("nameserver.md", "## Requests") == rows
 
 
-# --- the map -------------------------------------------------------------------------------------
+# --- architecture --------------------------------------------------------------------------------
 
 
-def test_every_package_has_a_row_on_the_map() -> None:
-    """And no row names a package that is gone."""
+def test_every_package_has_a_row_in_the_architecture_page() -> None:
+    """And no row names a package that does not exist."""
     text = (DOCS / "architecture.md").read_text()
     rows = set(re.findall(r"^\| `([\w/]+)/` \|", text, flags=re.MULTILINE))
     packages = {
@@ -136,7 +136,7 @@ def test_modules_named_in_the_architecture_exist() -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_are_valid(path: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", path.read_text()):
         if "://" in target:
             continue
@@ -147,7 +147,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What links may lead to inside a page: its headings, as GitHub writes them."""
+    """The anchors of a page: its headings, as GitHub writes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""The figures that the pages name are those of the code.
+"""The numbers in the docs are those of the code.
 
 A row names a page, a fragment of it with a place for each figure, and the constants or default
 settings that belong there. A changed constant fails here, and so does a sentence that was lost.
@@ -189,14 +189,14 @@ ROWS = [*BROKER_ROWS, *DELAY_ROWS, *CONSUMING_ROWS, *SERVER_ROWS, *STORE_ROWS]
 
 
 @pytest.mark.parametrize(("page", "fragment", "figures"), ROWS)
-def test_figures_on_the_pages_are_those_of_the_code(
+def test_numbers_in_the_docs_equal_those_of_the_code(
     page: str, fragment: str, figures: tuple[float, ...]
 ) -> None:
     text = " ".join((DOCS / page).read_text().split())
     assert fragment.format(*figures).strip() in text, f"docs/{page} is out of date"
 
 
-def test_figures_that_the_pages_write_as_words() -> None:
+def test_numbers_written_as_words_equal_those_of_the_code() -> None:
     assert DELAY_S == 0.5, "docs/running.md: restarted first after half a second"
     assert SOFT_SHARE == 0.75, "docs/broker.md: three quarters of memory_bytes_max"
     assert RECONNECT_MS == MINUTE_MS, "docs/transactions.md: at least one minute to reconnect"
@@ -212,7 +212,7 @@ def cells(page: str, first: str) -> list[str]:
     return [cell.replace(" ", "") for cell in row.strip("| ").split("|")[1:]]
 
 
-def test_the_tables_of_delay_levels() -> None:
+def test_tables_of_delay_levels_equal_those_of_the_code() -> None:
     levels = STORE.delay_levels.split()
     assert cells("delay.md", "Delay") == levels
     assert cells("retry.md", "after") == levels[FIRST_LEVEL - 1 :]

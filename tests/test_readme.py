@@ -1,4 +1,4 @@
-"""The README's examples run as they stand: a reader who copies them gets what they promise.
+"""The README's examples run unchanged and print what the page shows.
 
 Blocks run in the order of the page, in one empty directory. ```python blocks have a namespace each.
 In ```console blocks each `$ …` line must succeed, and what stands below it must be what it prints,
@@ -21,8 +21,8 @@ ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = ("README.md", "docs/client.md", "docs/store.md")
 NAMESERVER_PORT, BROKER_PORT, PROBE_PORT = 9876, 10911, 10913
-PATIENCE_S = 60.0
-SPARK_PATIENCE_S = 240.0
+TIMEOUT_S = 60.0
+SPARK_TIMEOUT_S = 240.0
 
 
 def matches(expected: str, printed: str) -> bool:
@@ -32,7 +32,7 @@ def matches(expected: str, printed: str) -> bool:
 
 
 class Reader:
-    """Somebody who copies what stands on a page into a terminal."""
+    """Runs the examples of a page in a terminal."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -50,8 +50,8 @@ class Reader:
 
     def run_python(self, block: str) -> None:
         command = [sys.executable, "-W", "error", "-c", self._with_free_ports(block)]
-        patience = SPARK_PATIENCE_S if "spark" in block else PATIENCE_S
-        subprocess.run(command, cwd=self._folder, check=True, timeout=patience)
+        timeout_s = SPARK_TIMEOUT_S if "spark" in block else TIMEOUT_S
+        subprocess.run(command, cwd=self._folder, check=True, timeout=timeout_s)
 
     def run_console(self, block: str) -> None:
         block = self._with_free_ports(block)
@@ -60,7 +60,7 @@ class Reader:
             if command == "penstock up":
                 printed = [self._start(command)]
             elif command.startswith("curl -s "):
-                with urllib.request.urlopen(command.split()[-1], timeout=PATIENCE_S) as answer:
+                with urllib.request.urlopen(command.split()[-1], timeout=TIMEOUT_S) as answer:
                     printed = answer.read().decode().splitlines()
             else:
                 printed = self._run(command)
@@ -73,11 +73,11 @@ class Reader:
         return block
 
     def stop(self) -> None:
-        """Ctrl-C for what still runs; it must end in order."""
+        """Send Ctrl-C to running processes; they must stop cleanly."""
         for server in self._servers:
             server.send_signal(signal.SIGINT)
             with server:
-                assert server.wait(PATIENCE_S) == 0
+                assert server.wait(TIMEOUT_S) == 0
 
     def _start(self, command: str) -> str:
         server = subprocess.Popen(
@@ -99,7 +99,7 @@ class Reader:
 
 
 def free_ports(count: int = 6) -> int:
-    """The first of so many free ports in a row."""
+    """The first of this many consecutive free ports."""
     for first in range(21_000 + os.getpid() % 1000 * 10, 60_000, count):
         if not any(is_open(first + more) for more in range(count)):
             return first
@@ -133,7 +133,7 @@ def test_the_readme_names_the_two_commands() -> None:
     assert "make test" in text
 
 
-def test_pages_name_no_machine() -> None:
+def test_pages_name_no_path_of_a_machine() -> None:
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         text = path.read_text()
         for banned in ("/work/", "/home/", "/root/", "nexus", "artifactory"):

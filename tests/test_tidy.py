@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FILE_LINES_MAX = 600
-FUNCTION_LINES_MAX = 80
+FUNCTION_LINES_MAX = 60
+"""Without comments and blank lines: a comment per field does not make a constructor too long."""
 LONG_FILES = {"codes.py", "golden_inputs.py"}  # tables
 BANNED_NAMES = {"utils.py", "helpers.py", "manager.py", "impl.py", "base.py", "common.py"}
 SOURCES = sorted(
@@ -27,13 +28,17 @@ def compiled_modules() -> list[str]:
     raise AssertionError("setup.py has no COMPILED")
 
 
-def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(path.read_text())):
+def functions(path: Path) -> Iterator[tuple[str, int]]:
+    """Each function of a file with its number of lines that are neither blank nor a comment."""
+    text = path.read_text()
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+            of_function = (line.strip() for line in lines[node.lineno - 1 : node.end_lineno])
+            yield node.name, sum(bool(line) and not line.startswith("#") for line in of_function)
 
 
-def test_files_fit_one_thought() -> None:
+def test_files_are_short() -> None:
     long = {
         str(path.relative_to(ROOT)): lines
         for path in SOURCES
@@ -43,29 +48,29 @@ def test_files_fit_one_thought() -> None:
     assert long == {}
 
 
-def test_functions_fit_a_screen() -> None:
+def test_functions_are_short() -> None:
     long = {
-        f"{path.relative_to(ROOT)}:{node.name}": lines
+        f"{path.relative_to(ROOT)}:{name}": lines
         for path in SOURCES
         if path.name not in LONG_FILES
-        for node in functions(path)
-        if (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
+        for name, lines in functions(path)
+        if lines > FUNCTION_LINES_MAX
     }
     assert long == {}
 
 
-def test_no_file_is_called_after_nothing() -> None:
+def test_no_file_has_a_meaningless_name() -> None:
     assert [str(p.relative_to(ROOT)) for p in SOURCES if p.name in BANNED_NAMES] == []
 
 
 @pytest.mark.parametrize("name", compiled_modules())
-def test_a_compiled_module_has_its_source_and_its_types(name: str) -> None:
+def test_a_compiled_module_has_a_py_and_a_pxd_file(name: str) -> None:
     source = ROOT / "src" / "penstock" / f"{name}.py"
     assert source.exists()
     assert source.with_suffix(".pxd").exists()
 
 
-def test_types_without_a_compiled_module_are_inline_bodies_only() -> None:
+def test_a_pxd_file_without_a_compiled_module_has_only_inline_functions() -> None:
     """A .pxd that is not in COMPILED is either empty (a package's) or holds inline C."""
     root = ROOT / "src" / "penstock"
     for path in root.rglob("*.pxd"):
@@ -75,7 +80,7 @@ def test_types_without_a_compiled_module_are_inline_bodies_only() -> None:
         assert "cdef inline" in path.read_text(), f"{name} is missing in setup.py's COMPILED"
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     silent = [
         str(path.relative_to(ROOT))
         for path in SOURCES
@@ -84,7 +89,7 @@ def test_every_module_says_what_it_is_for() -> None:
     assert silent == []
 
 
-def test_the_kernel_never_imports_cython() -> None:
+def test_no_module_imports_cython() -> None:
     """Uncompiled installs have no Cython."""
     for path in (ROOT / "src").rglob("*.py"):
         assert "import cython" not in path.read_text(), path

@@ -1,4 +1,4 @@
-"""Runs a coroutine and demands that it leaves nothing behind.
+"""Runs a coroutine and checks that it leaks nothing.
 
 After it no task, thread, socket or unclosed transport of it may be there, and nothing may have gone
 to the event loop's exception handler ("Task exception was never retrieved", and the like).
@@ -38,7 +38,7 @@ def loop_for(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
 def run_clean(
     work: Coroutine[Any, Any, object], new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    """Run `work` to its end; AssertionError if something stays."""
+    """Run `work` to its end; raises AssertionError if something is leaked."""
     threads = set(threading.enumerate())
     sockets = open_sockets()
     complaints: list[dict[str, Any]] = []
@@ -46,7 +46,7 @@ def run_clean(
         loop = runner.get_loop()
         loop.set_exception_handler(lambda _, context: complaints.append(context))
         runner.run(_checked(work))
-        gc.collect()  # what was dropped complains now
+        gc.collect()  # unreferenced objects now report what they leaked
     assert not complaints, f"the event loop was told: {complaints}"
     left = {thread.name for thread in set(threading.enumerate()) - threads if thread.is_alive()}
     left = {name for name in left if not name.startswith(THREADS)}
@@ -55,7 +55,7 @@ def run_clean(
     deadline = time.monotonic() + SETTLE_S
     while (
         left and time.monotonic() < deadline
-    ):  # a cluster that starts beside looks whether it is up
+    ):  # a cluster that starts at the same time probes its servers
         time.sleep(0.01)
         left &= open_sockets()
     assert not left, f"sockets stay: {sorted(left)}"
@@ -66,14 +66,14 @@ async def _checked(work: Coroutine[Any, Any, object]) -> None:
         await work
     loop = asyncio.get_running_loop()
     deadline = loop.time() + SETTLE_S
-    # What was cancelled just now needs a turn or two; what waits for something never ends.
+    # Cancelled tasks need an iteration or two to end; a task that waits for something never ends.
     while (left := asyncio.all_tasks() - {asyncio.current_task()}) and loop.time() < deadline:
         await asyncio.sleep(0.01)
     assert not left, f"tasks stay: {left}"
 
 
 def open_sockets() -> set[str]:
-    """The sockets of this process, by their inode."""
+    """The inodes of this process's sockets."""
     found = set()
     for number in os.listdir("/proc/self/fd"):
         try:

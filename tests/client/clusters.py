@@ -34,17 +34,17 @@ CONF: Mapping[str, Any] = {
     "mappedFileSizeCommitLog": 32 * 1024 * 1024,
     "messageDelayLevel": LEVELS,
     "recallMessageEnable": True,
-    # Without it Apache recalls what has the same id in any topic.
+    # Without it Apache recalls messages with the same id in any topic.
     "appendTopicForTimerDeleteKey": True,
     "traceTopicEnable": True,
     "transactionTimeOut": 2000,
     "transactionCheckInterval": 1000,
     "transactionCheckMax": 5,
     "registerNameServerPeriod": 10_000,
-    # On a busy machine a broker may be slow; that is no subject of most tests.
+    # On a busy machine a broker may be slow; most tests are not about that.
     "waitTimeMillsInSendQueue": 20_000,
 }
-# Apache notes the ends of transactions in batches, each 3 s, and asks in vain until then.
+# Apache writes op messages in batches every 3 s, and sends needless checks until then.
 APACHE_CONF: Mapping[str, Any] = {"transactionOpBatchInterval": 100}
 # Both releases in one cluster, so that one run is enough.
 APACHE_VERSIONS = {"broker-a": maven.V5_4, "broker-b": maven.V5_5}
@@ -62,7 +62,7 @@ class _SmallNameServer(apache.NameServer):
 
 
 class Answer(NamedTuple):
-    """What a server said."""
+    """The response of a server."""
 
     code: int
     ext: Mapping[str, str]
@@ -102,7 +102,7 @@ class Cluster:
 
     @property
     def nameservers(self) -> str:
-        """What a client is given."""
+        """The address list for clients."""
         return self.names.address
 
     def start(self) -> None:
@@ -115,7 +115,7 @@ class Cluster:
             raise
 
     def kill(self) -> None:
-        """End all of it; nothing in it is needed any more."""
+        """Kill all servers; their data is no longer needed."""
         for server in (*self.brokers, self.names):
             server.kill()
 
@@ -142,14 +142,14 @@ class Cluster:
         return topic
 
     def await_route(self, topic: str, brokers: Sequence[str]) -> None:
-        """Return when the NameServer knows the topic at these brokers."""
+        """Wait until the NameServer has the topic on these brokers."""
         deadline = time.monotonic() + ROUTE_S
         while not set(brokers) <= self.route(topic).keys():
             assert time.monotonic() < deadline, f"no route of {topic} to {brokers}"
             time.sleep(0.02)
 
     def route(self, topic: str) -> dict[str, int]:
-        """Broker name → permission, as the NameServer says."""
+        """Broker name → permission, in the NameServer's route."""
         answer = ask(self.names.address, ROUTE, {"topic": topic, "acceptStandardJsonOnly": "true"})
         if answer.code != 0:
             return {}
@@ -164,14 +164,14 @@ class Cluster:
             assert answer.code == 0, answer
 
     def register_anew(self) -> None:
-        """Let the brokers tell a NameServer that has forgotten everything; as settings do."""
+        """Make the brokers register with a restarted NameServer, by a change of a setting."""
         self.configure(brokerPermission=6)
         for broker in self.brokers:
             self.await_route(broker.name, [broker.name])
 
 
 def ask(address: str, code: int, ext: Mapping[str, str], body: bytes = b"") -> Answer:
-    """One request on a connection of its own, without our client: tests must not trust it."""
+    """Send one request on its own connection, independent of the client under test."""
     header = json.dumps({"code": code, "opaque": 1, "extFields": ext, "version": 493}).encode()
     host, port = address.split(":")
     with socket.create_connection((host, int(port)), timeout=5) as connection:

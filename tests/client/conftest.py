@@ -22,7 +22,7 @@ Starting = dict[str, "Future[Cluster]"]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Coroutines are tests too, and must leave nothing behind."""
+    """Run coroutine tests; they must leak nothing."""
     test = pyfuncitem.obj
     if not inspect.iscoroutinefunction(test):
         return None
@@ -35,7 +35,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def starting(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Starting]:
-    """All clusters that this run needs, each started once and at the same time."""
+    """All clusters that this run needs, started once and concurrently."""
     wanted = set()
     for item in request.session.items:
         chosen = getattr(item, "callspec", None)
@@ -57,7 +57,7 @@ def starting(
 
 @pytest.fixture(scope="session", params=KINDS)
 def cluster(request: pytest.FixtureRequest, starting: Starting) -> Cluster:
-    """One cluster after the other; without Java there is only ours, except on CI."""
+    """Each cluster in turn; without Java only Penstock's, except on CI."""
     kind: str = request.param
     if kind not in starting:
         message = f"needs {' and '.join(maven.missing_tools())} on the PATH"
@@ -69,6 +69,6 @@ def cluster(request: pytest.FixtureRequest, starting: Starting) -> Cluster:
 
 @pytest.fixture
 def env(request: pytest.FixtureRequest, cluster: Cluster) -> Environment:
-    """The cluster with names that no other test has."""
+    """The cluster with names that are unique to the test."""
     name: str = getattr(request.node, "originalname", request.node.name)
     return Environment(cluster, f"{name.removeprefix('test_')[:30]}-{uuid.uuid4().hex[:6]}")

@@ -1,4 +1,4 @@
-"""What the client tests share: clients with unique names, and what came to a handler."""
+"""Shared by the client tests: clients with unique names, and the messages that handlers receive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUICK: dict[str, Any] = {"route_refresh_ms": 1_000, "heartbeat_ms": 5_000}
 
 
 class Environment:
-    """A cluster, and names of this test's own."""
+    """A cluster, and names that are unique to the test."""
 
     def __init__(self, cluster: Cluster, fresh: str) -> None:
         self.cluster = cluster
@@ -48,16 +48,16 @@ class Environment:
         return AsyncConsumer(**self._options({"rebalance_ms": 1_000, **options}, "c"))
 
     def make(self, kind: type[T], **options: Any) -> T:
-        """Any other client, of the consumers' group."""
+        """Any other client, in the group of the consumers."""
         return kind(**self._options(options, "c"))
 
     def _options(self, options: dict[str, Any], group: str) -> dict[str, Any]:
         return {"nameservers": self.nameservers, "group": self.name(group), **QUICK, **options}
 
-    # --- looking at servers without our client
+    # --- inspecting the servers without the client under test
 
     def stored(self, topic: str) -> list[StoredMessage]:
-        """Every message of a topic, queue by queue: what brokers have, not what clients say."""
+        """Every stored message of a topic, queue by queue, read from the brokers."""
         found: list[StoredMessage] = []
         for broker in self.cluster.brokers:
             await_dispatch(broker.address)
@@ -77,7 +77,7 @@ class Environment:
         return found
 
     def committed(self, topic: str, group: str, broker: str, queue_id: int) -> int:
-        """A group's progress in a queue; -1 if it has none."""
+        """The committed offset of a group in a queue; -1 if there is none."""
         answer = ask(self.cluster.broker(broker).address, COMMITTED, {
             "consumerGroup": group, "topic": topic, "queueId": str(queue_id),
             "setZeroIfNotFound": "false",
@@ -85,7 +85,7 @@ class Environment:
         return int(answer.ext["offset"]) if answer.code == 0 else -1
 
     def progress(self, topic: str, group: str, queues: int = 4) -> int:
-        """The sum of a group's progress over all queues of a topic."""
+        """The sum of a group's committed offsets over all queues of a topic."""
         return sum(
             max(0, self.committed(topic, group, broker.name, n))
             for broker in self.cluster.brokers
@@ -94,7 +94,7 @@ class Environment:
 
 
 class Inbox:
-    """Keeps what comes to a handler, and lets tests wait for it."""
+    """Keeps the messages of a handler, and lets tests wait for them."""
 
     def __init__(self) -> None:
         self.messages: list[ReceivedMessage] = []
@@ -112,7 +112,7 @@ class Inbox:
         return [message.body.decode() for message in self.messages]
 
     async def until(self, done: Callable[[], object], within_s: float = WAIT_S) -> None:
-        """Return when `done` holds, looking after each message."""
+        """Wait until `done` returns true; it is called after each message."""
         try:
             async with asyncio.timeout(within_s):
                 while not done():
@@ -122,19 +122,19 @@ class Inbox:
             raise AssertionError(f"{len(self.messages)} came: {self.bodies[:50]}") from None
 
     async def count(self, count: int, within_s: float = WAIT_S) -> list[ReceivedMessage]:
-        """The messages once there are so many."""
+        """Wait for this many messages; returns them."""
         await self.until(lambda: len(self.messages) >= count, within_s)
         return self.messages
 
     async def distinct(self, bodies: Iterable[str], within_s: float = WAIT_S) -> None:
-        """Return when each of these bodies has come at least once."""
+        """Wait until each of these bodies was received at least once."""
         wanted = set(bodies)
         await self.until(lambda: wanted <= set(self.bodies), within_s)
 
 
 @contextlib.asynccontextmanager
 async def running(*consumers: Any) -> AsyncIterator[None]:
-    """Consumers at work, closed afterwards; `run` must return then."""
+    """Run consumers and close them afterwards; `run` must return then."""
     async with contextlib.AsyncExitStack() as stack:
         tasks = []
         for consumer in consumers:
@@ -156,7 +156,7 @@ async def eventually(look: Callable[[], T], within_s: float = WAIT_S) -> T: ...
 
 
 async def eventually(look: Callable[[], Any], within_s: float = WAIT_S) -> Any:
-    """What `look` gives once that is true; for what no event tells. Fails after `within_s`."""
+    """Poll `look` until its result is true; returns it. Fails after `within_s`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
     while True:
@@ -172,13 +172,13 @@ async def eventually(look: Callable[[], Any], within_s: float = WAIT_S) -> Any:
 async def send_all(
     producer: AsyncProducer, topic: str, bodies: Iterable[str], **fields: Any
 ) -> list[SendReceipt]:
-    """Send one message per body, pipelined; all receipts in their order."""
+    """Send one message per body, pipelined; returns the receipts in order."""
     futures = [producer.submit(Message(topic, body, **fields)) for body in bodies]
     return await asyncio.gather(*futures)
 
 
 def await_dispatch(address: str) -> None:
-    """Return when all messages of a broker are in their queues: Apache's get there later."""
+    """Wait until all messages of a broker are in their queues: Apache dispatches them later."""
     deadline = time.monotonic() + WAIT_S
     while True:
         table = json.loads(ask(address, RUNTIME_INFO, {}).body)["table"]

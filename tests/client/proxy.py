@@ -28,7 +28,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
 
 
 class Proxy:
-    """A listener that forwards to `target` and spoils it as its attributes say."""
+    """A listener that forwards to `target`, with the faults that its attributes set."""
 
     def __init__(self, target: str, chance: random.Random | None = None) -> None:
         self.target = target
@@ -59,7 +59,7 @@ class Proxy:
     ) -> None:
         self._server.close()
         self.refusing = True
-        for _ in range(3):  # what was accepted just now becomes a task in some turns of the loop
+        for _ in range(3):  # an accepted connection becomes a task a little later
             await asyncio.sleep(0.01)
             for task in list(self._tasks):
                 task.cancel()
@@ -70,28 +70,28 @@ class Proxy:
 
     @property
     def open(self) -> int:
-        """How many connections there are now."""
+        """The number of open connections."""
         return len(self._pairs)
 
     def cut(self) -> int:
-        """Reset all connections; how many there were."""
+        """Reset all connections; returns their number."""
         pairs = list(self._pairs)
         for pair in pairs:
             self._cut(pair)
         return len(pairs)
 
     def half_close(self) -> None:
-        """Tell each client that the server will say no more, while it may go on."""
+        """Close the direction from server to client of each connection."""
         for pair in list(self._pairs):
             with contextlib.suppress(OSError, RuntimeError):
                 pair.near.write_eof()
 
     def stall(self) -> None:
-        """Forward nothing any more; connections stay and new ones are taken."""
+        """Stop forwarding; connections stay open and new ones are accepted."""
         self._flowing.clear()
 
     def flow(self) -> None:
-        """Forward again, also what came meanwhile."""
+        """Resume forwarding, including the data received meanwhile."""
         self._flowing.set()
 
     def _cut(self, pair: _Pair) -> None:
@@ -134,7 +134,7 @@ class Proxy:
     async def _forward(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, pair: _Pair
     ) -> None:
-        left = 0  # of what may pass before the next cut; 0: not drawn yet
+        left = 0  # bytes until the next random cut; 0: not drawn yet
         try:
             async for piece in self._pieces(source):
                 if self.delay_s:
@@ -151,7 +151,7 @@ class Proxy:
                 sink.write(piece)
                 await sink.drain()
             sink.write_eof()
-        except (OSError, RuntimeError):  # uvloop's word for a transport that was aborted
+        except (OSError, RuntimeError):  # uvloop raises this for an aborted transport
             pair.close()
 
     async def _pieces(self, source: asyncio.StreamReader) -> AsyncIterator[bytes]:
@@ -180,14 +180,14 @@ class _Pair:
 
 
 class NameProxy(Proxy):
-    """A NameServer's proxy that names other addresses: those of the brokers' proxies."""
+    """A proxy of a NameServer that replaces the brokers' addresses by those of their proxies."""
 
     def __init__(self, target: str, renamed: dict[str, str]) -> None:
         super().__init__(target)
         self._renamed = {old.encode(): new.encode() for old, new in renamed.items()}
 
     async def _pieces(self, source: asyncio.StreamReader) -> AsyncIterator[bytes]:
-        """Whole frames: length, length of the header, header, and a body of other length."""
+        """Whole frames, because the replaced body has another length."""
         while True:
             try:
                 size = int.from_bytes(await source.readexactly(4), "big")
@@ -202,7 +202,7 @@ class NameProxy(Proxy):
 
 
 class Network:
-    """The way to a whole cluster: a proxy before each broker, and a NameServer that names them."""
+    """Proxies for a whole cluster: one per broker, and one for the NameServer."""
 
     def __init__(self, cluster: Cluster, *, seed: int = 1) -> None:
         self._cluster = cluster

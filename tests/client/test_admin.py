@@ -10,7 +10,7 @@ from penstock.errors import GroupNotExist, InvalidParameter, NoRoute, Refused
 from .environment import Environment, eventually, numbers, send_all
 
 
-async def test_a_topic_from_its_creation_to_its_end(env: Environment) -> None:
+async def test_create_describe_and_delete_a_topic(env: Environment) -> None:
     topic = env.name()
     async with AsyncAdmin(env.nameservers) as admin, env.producer() as producer:
         made = await admin.create_topic(topic, queues=2, attributes={"message.type": "NORMAL"})
@@ -19,7 +19,7 @@ async def test_a_topic_from_its_creation_to_its_end(env: Environment) -> None:
         settings = made.brokers["broker-a"]
         assert (settings.read_queues, settings.write_queues, settings.perm_text) == (2, 2, "rw")
         assert settings.message_type == "NORMAL"
-        await send_all(producer, topic, numbers(40))  # at once: the route is there
+        await send_all(producer, topic, numbers(40))  # the route exists at once
 
         listed = {info.name: info for info in await admin.topics(kind=TopicKind.NORMAL)}
         assert listed[topic] == made
@@ -40,7 +40,7 @@ async def test_a_topic_from_its_creation_to_its_end(env: Environment) -> None:
             await admin.delete_topic(topic)
 
 
-async def test_what_is_not_given_stays_as_it_is(env: Environment) -> None:
+async def test_omitted_settings_keep_their_values(env: Environment) -> None:
     topic = env.topic(queues=3, attributes="+message.type=FIFO")
     async with AsyncAdmin(env.nameservers) as admin:
         changed = await admin.update_topic(topic, perm="r")
@@ -57,7 +57,9 @@ async def test_what_is_not_given_stays_as_it_is(env: Environment) -> None:
         assert changed.brokers["broker-a"].message_type == "UNSPECIFIED"
 
 
-async def test_an_ordered_topics_queues_are_known_to_the_nameservers(env: Environment) -> None:
+async def test_the_queues_of_an_ordered_topic_are_stored_in_the_nameservers(
+    env: Environment,
+) -> None:
     topic = env.name()
     async with AsyncAdmin(env.nameservers) as admin:
         await admin.create_topic(topic, queues=2, order=True, brokers=["broker-a"])
@@ -72,7 +74,7 @@ async def test_an_ordered_topics_queues_are_known_to_the_nameservers(env: Enviro
         assert await admin.kv("ORDER_TOPIC_CONFIG", topic) is None
 
 
-async def test_names_with_a_namespace(env: Environment) -> None:
+async def test_names_in_a_namespace(env: Environment) -> None:
     topic = env.name()
     async with (
         AsyncAdmin(env.nameservers, namespace="acme") as inside,
@@ -92,7 +94,7 @@ async def test_names_with_a_namespace(env: Environment) -> None:
         await inside.delete_topic(topic)
 
 
-async def test_what_can_not_be(env: Environment) -> None:
+async def test_invalid_requests_are_refused(env: Environment) -> None:
     async with AsyncAdmin(env.nameservers) as admin:
         with pytest.raises(InvalidParameter, match="no topic can be called"):
             await admin.create_topic("two words")
@@ -108,7 +110,7 @@ async def test_what_can_not_be(env: Environment) -> None:
             await admin.delete_topic("TBW102")
 
 
-async def test_brokers_tell_about_themselves(env: Environment) -> None:
+async def test_runtime_statistics_of_brokers_are_read(env: Environment) -> None:
     async with AsyncAdmin(env.nameservers) as admin:
 
         async def asked() -> bool:
@@ -149,7 +151,7 @@ async def test_settings_of_brokers_and_nameservers(env: Environment) -> None:
         assert settings[env.nameservers]["listenPort"] in env.nameservers
 
 
-async def test_values_by_namespace_and_key(env: Environment) -> None:
+async def test_kv_config_values_are_set_read_and_deleted(env: Environment) -> None:
     namespace = env.name()
     async with AsyncAdmin(env.nameservers) as admin:
         assert await admin.kv(namespace, "k") is None
@@ -162,7 +164,7 @@ async def test_values_by_namespace_and_key(env: Environment) -> None:
         assert await admin.kv_table(namespace) == {"l": "v 2"}
 
 
-async def test_a_broker_can_be_taken_out_of_writing(env: Environment) -> None:
+async def test_writes_to_a_broker_can_be_stopped_and_allowed(env: Environment) -> None:
     topic = env.topic(queues=1)
     async with AsyncAdmin(env.nameservers) as admin:
         await admin.stop_writes("broker-b")
@@ -174,7 +176,7 @@ async def test_a_broker_can_be_taken_out_of_writing(env: Environment) -> None:
         assert len((await admin.route(topic)).write_queues) == 2
 
 
-async def test_who_produces(env: Environment) -> None:
+async def test_connected_producers_are_listed(env: Environment) -> None:
     topic = env.topic(queues=1)
     group = env.name("p")
     async with AsyncAdmin(env.nameservers) as admin:

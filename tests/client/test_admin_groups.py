@@ -1,4 +1,4 @@
-"""Admin on groups: settings, members, progress, and moving it."""
+"""Admin on groups: settings, members, progress and resets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .environment import Environment, Inbox, eventually, numbers, running, send_
 
 
 async def fill(env: Environment, topic: str, per_queue: int) -> list[MessageQueue]:
-    """So many messages in each queue."""
+    """Send this many messages to each queue."""
     async with env.producer() as producer:
         queues = sorted(await producer.queues(topic))
         for queue in queues:
@@ -24,7 +24,7 @@ async def fill(env: Environment, topic: str, per_queue: int) -> list[MessageQueu
     return queues
 
 
-async def test_a_group_from_its_creation_to_its_end(env: Environment) -> None:
+async def test_create_update_and_delete_a_group(env: Environment) -> None:
     group = env.name("g")
     async with AsyncAdmin(env.nameservers) as admin:
         made = await admin.create_group(group, retries_max=3, orderly=True)
@@ -41,7 +41,7 @@ async def test_a_group_from_its_creation_to_its_end(env: Environment) -> None:
         assert group not in {info.name for info in await admin.groups()}
 
 
-async def test_progress_is_none_where_nobody_knows(env: Environment) -> None:
+async def test_progress_without_a_committed_offset_is_none(env: Environment) -> None:
     topic, group = env.topic(queues=2), env.name("g")
     queues = await fill(env, topic, 5)
     async with AsyncAdmin(env.nameservers) as admin:
@@ -67,7 +67,7 @@ async def test_progress_is_none_where_nobody_knows(env: Environment) -> None:
         assert await admin.groups_of_topic(topic) == [group]
 
 
-async def test_members_and_their_queues(env: Environment) -> None:
+async def test_members_of_a_group_and_their_queues(env: Environment) -> None:
     topic, group = env.topic(queues=2), env.name("c")
     async with AsyncAdmin(env.nameservers) as admin:
         nobody = await admin.members(group)
@@ -97,7 +97,7 @@ async def _all_have_owners(admin: AsyncAdmin, group: str, topic: str) -> bool:
     return bool(progress.queues) and all(at.client_id for at in progress.queues)
 
 
-async def test_a_reset_without_consumers_and_back(env: Environment) -> None:
+async def test_the_reset_of_an_offline_group_can_be_undone(env: Environment) -> None:
     topic, group = env.topic(queues=2), env.name("g")
     queues = await fill(env, topic, 10)
     async with AsyncAdmin(env.nameservers) as admin:
@@ -124,7 +124,7 @@ async def test_a_reset_without_consumers_and_back(env: Environment) -> None:
         assert env.progress(topic, group, 2) == 40
 
 
-async def test_a_reset_to_a_moment(env: Environment) -> None:
+async def test_a_reset_to_a_time(env: Environment) -> None:
     topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("g")
     async with AsyncAdmin(env.nameservers) as admin, env.producer() as producer:
         await send_all(producer, topic, numbers(3))
@@ -166,8 +166,8 @@ async def test_a_reset_of_running_consumers(env: Environment) -> None:
         await eventually(lambda: env.progress(topic, group, 2) == 20)
 
 
-async def test_a_pending_reset_does_not_win_over_the_next_one(env: Environment) -> None:
-    """A broker that waits to move a consumer takes commits and throws them away."""
+async def test_a_later_reset_replaces_a_pending_one(env: Environment) -> None:
+    """A broker with a pending reset accepts commits and discards them."""
     topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("g")
     (queue,) = await fill(env, topic, 10)
     async with AsyncAdmin(env.nameservers) as admin:
@@ -183,7 +183,7 @@ async def test_a_pending_reset_does_not_win_over_the_next_one(env: Environment) 
         assert env.committed(topic, group, "broker-a", 0) == 7
 
 
-async def test_a_group_takes_anothers_place(env: Environment) -> None:
+async def test_offsets_are_cloned_from_another_group(env: Environment) -> None:
     topic = env.topic(queues=2)
     source, group = env.name("source"), env.name("g")
     queues = await fill(env, topic, 10)
@@ -199,7 +199,7 @@ async def test_a_group_takes_anothers_place(env: Environment) -> None:
         assert env.progress(topic, group, 2) == sum(place.values())
 
 
-async def test_resets_that_can_not_be(env: Environment) -> None:
+async def test_invalid_resets_are_refused(env: Environment) -> None:
     topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("g")
     (queue,) = await fill(env, topic, 3)
     async with AsyncAdmin(env.nameservers) as admin:
@@ -216,7 +216,7 @@ async def test_resets_that_can_not_be(env: Environment) -> None:
         assert (empty.moves, empty.failed) == ((), ())
 
 
-async def test_broadcasting_consumers_can_not_be_reset(env: Environment) -> None:
+async def test_broadcasting_groups_can_not_be_reset(env: Environment) -> None:
     topic, group = env.topic(queues=1), env.name("c")
     await fill(env, topic, 1)
     inbox = Inbox()

@@ -1,4 +1,4 @@
-"""Admin on single messages: found in every way, tracked, given to consumers again."""
+"""Admin on single messages: lookups, tracking, direct consumption, dead letters."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from penstock.errors import BadFilter, ConsumerNotOnline, InvalidParameter, NoRo
 from .environment import Environment, Inbox, eventually, numbers, running, send_all
 
 
-async def test_one_message_by_each_of_its_names(env: Environment) -> None:
+async def test_a_message_is_found_by_each_of_its_ids_and_keys(env: Environment) -> None:
     topic = env.topic(queues=2)
     async with AsyncAdmin(env.nameservers) as admin, env.producer() as producer:
-        big = b"x" * 100_000  # compressed on its way
+        big = b"x" * 100_000  # compressed in transit
         receipt = await producer.send(
             Message(topic, big, tags="a", keys=["k1", "k2"], properties={"colour": "blue"})
         )
@@ -47,7 +47,7 @@ async def _at_least(admin: AsyncAdmin, topic: str, key: str, count: int) -> list
     return found if len(found) >= count else []
 
 
-async def test_what_is_not_there(env: Environment) -> None:
+async def test_missing_messages_are_reported(env: Environment) -> None:
     topic = env.topic(queues=1)
     async with AsyncAdmin(env.nameservers) as admin, env.producer() as producer:
         (receipt,) = await send_all(producer, topic, ["one"])
@@ -65,7 +65,7 @@ async def test_what_is_not_there(env: Environment) -> None:
 
 
 @pytest.mark.parametrize("newest_first", [False, True])
-async def test_a_topic_page_by_page(env: Environment, newest_first: bool) -> None:
+async def test_a_topic_is_browsed_in_pages(env: Environment, newest_first: bool) -> None:
     topic = env.topic(queues=3)
     async with AsyncAdmin(env.nameservers) as admin, env.producer() as producer:
         for number in range(100):
@@ -84,7 +84,7 @@ async def test_a_topic_page_by_page(env: Environment, newest_first: bool) -> Non
         assert times == sorted(times, reverse=newest_first)
 
 
-async def test_a_topic_by_time_tags_and_filter(env: Environment) -> None:
+async def test_a_topic_is_browsed_by_time_tags_and_filter(env: Environment) -> None:
     topic = env.topic(queues=2)
     async with AsyncAdmin(env.nameservers) as admin, env.producer() as producer:
         for number in range(40):
@@ -126,7 +126,7 @@ async def test_following_a_topic(env: Environment) -> None:
             await anext(admin.follow(topic, sql="colour = "))
 
 
-async def test_what_became_of_a_message(env: Environment) -> None:
+async def test_the_consumption_of_a_message_is_tracked_by_group(env: Environment) -> None:
     topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("c")
     other, stranger = env.name("other"), env.name("stranger")
     inbox = Inbox()
@@ -157,7 +157,7 @@ async def test_what_became_of_a_message(env: Environment) -> None:
         }
 
 
-async def test_a_message_is_given_to_a_consumer_by_hand(env: Environment) -> None:
+async def test_a_message_is_consumed_directly(env: Environment) -> None:
     topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("c")
     inbox = Inbox()
     consumer = env.consumer(start_at="first")
@@ -178,7 +178,7 @@ async def test_a_message_is_given_to_a_consumer_by_hand(env: Environment) -> Non
 
 
 @pytest.mark.parametrize("to", ["group", "topic"])
-async def test_dead_letters_are_sent_again(env: Environment, to: str) -> None:
+async def test_dead_letters_are_resent(env: Environment, to: str) -> None:
     topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("c")
     inbox = Inbox()
     fails = True

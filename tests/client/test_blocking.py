@@ -1,4 +1,4 @@
-"""The blocking faces: the same clients for threads, scripts and forked workers."""
+"""The synchronous clients in threads, scripts and forked workers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_producer_and_a_consumer(env: Environment) -> None:
     _until(lambda: env.progress(topic, env.name("c")) == 31)
 
 
-def test_a_loop_over_a_consumer(env: Environment) -> None:
+def test_a_consumer_can_be_iterated(env: Environment) -> None:
     topic = env.topic()
     with Producer(**_options(env, "p")) as producer:
         producer.send_batch([Message(topic, body) for body in numbers(20)])
@@ -166,7 +166,7 @@ def test_request_and_reply(env: Environment) -> None:
         assert not runner.is_alive()
 
 
-def test_what_is_closed_says_so(env: Environment) -> None:
+def test_a_producer_that_is_not_started_or_closed_raises(env: Environment) -> None:
     topic = env.topic()
     producer = Producer(**_options(env, "p"))
     with pytest.raises(ClientClosed):
@@ -178,7 +178,7 @@ def test_what_is_closed_says_so(env: Environment) -> None:
     producer.close()
 
 
-async def test_blocking_inside_an_event_loop_is_refused(env: Environment) -> None:
+async def test_synchronous_calls_inside_an_event_loop_are_refused(env: Environment) -> None:
     producer = Producer(**_options(env, "p"))
     with pytest.raises(PenstockError) as caught:
         producer.start()
@@ -215,8 +215,8 @@ with Producer(nameservers, group=group) as producer:
 """
 
 
-def test_a_fork_is_answered(env: Environment) -> None:
-    """In a child a producer works anew or says clearly why not; the parent's goes on."""
+def test_a_producer_after_a_fork_works_or_raises(env: Environment) -> None:
+    """In a child a producer works or raises a clear error; the parent's continues."""
     topic = env.topic()
     done = subprocess.run(
         [sys.executable, "-c", FORK, env.nameservers, env.name("p"), topic],
@@ -254,7 +254,7 @@ consumer.start()
 """
 
 
-def test_a_script_that_forgets_to_close_ends(env: Environment, tmp_path: Any) -> None:
+def test_a_script_that_does_not_close_its_producer_exits(env: Environment, tmp_path: Any) -> None:
     topic = env.topic()
     done = subprocess.run(
         [sys.executable, "-c", FORGET, env.nameservers, env.name("p"), topic],
@@ -266,7 +266,7 @@ def test_a_script_that_forgets_to_close_ends(env: Environment, tmp_path: Any) ->
     assert text(env.stored(topic)) == ["x"]
 
 
-def test_ctrl_c_ends_a_running_consumer(env: Environment) -> None:
+def test_ctrl_c_stops_a_running_consumer(env: Environment) -> None:
     import signal
 
     script = (
@@ -286,4 +286,4 @@ def test_ctrl_c_ends_a_running_consumer(env: Environment) -> None:
         assert process.stdout.readline() == b"hello\n"
         process.send_signal(signal.SIGINT)
         process.wait(30)
-    _until(lambda: env.progress(topic, env.name("c")) == 1)  # what was done is committed
+    _until(lambda: env.progress(topic, env.name("c")) == 1)  # finished messages are committed

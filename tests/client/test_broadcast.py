@@ -10,7 +10,7 @@ from penstock import ReceivedMessage
 from .environment import Environment, Inbox, eventually, numbers, running, send_all
 
 
-async def test_everybody_gets_everything(env: Environment) -> None:
+async def test_every_consumer_gets_every_message(env: Environment) -> None:
     topic = env.topic()
     inboxes = [Inbox(), Inbox(), Inbox()]
     consumers = []
@@ -29,7 +29,7 @@ async def test_everybody_gets_everything(env: Environment) -> None:
     assert env.progress(topic, env.name("c")) == 0, "brokers keep no progress of it"
 
 
-async def test_progress_is_kept_in_a_file_as_java_writes_it(
+async def test_progress_is_stored_in_a_file_in_the_java_format(
     env: Environment, tmp_path: Path
 ) -> None:
     topic = env.topic(queues=2)
@@ -51,7 +51,7 @@ async def test_progress_is_kept_in_a_file_as_java_writes_it(
 
 
 def _offsets(path: Path) -> dict[tuple[str, str, int], int]:
-    """Java's file: keys are objects, which is no JSON; so they are quoted before it is read."""
+    """Java's offset file, whose keys are objects: they are quoted to make it valid JSON."""
     text = path.read_text()
     try:
         table = json.loads(text)["offsetTable"]

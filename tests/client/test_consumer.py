@@ -1,4 +1,4 @@
-"""A push consumer in a cluster, its messages in any order: what comes, how often, and when not."""
+"""Push consumers with concurrent handlers in a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .environment import Environment, Inbox, eventually, numbers, running, send_
 T = TypeVar("T")
 
 
-async def test_every_message_comes_once_and_whole(env: Environment) -> None:
+async def test_every_message_is_received_once_and_complete(env: Environment) -> None:
     topic = env.topic()
     inbox = Inbox()
     async with env.producer() as producer:
@@ -43,7 +43,7 @@ async def test_every_message_comes_once_and_whole(env: Environment) -> None:
     await eventually(lambda: env.progress(topic, env.name("c")) == 201)
 
 
-async def test_progress_is_kept_from_one_consumer_to_the_next(env: Environment) -> None:
+async def test_a_new_consumer_continues_at_the_committed_offset(env: Environment) -> None:
     topic = env.topic()
     came: list[str] = []
     async with env.producer() as producer:
@@ -58,7 +58,7 @@ async def test_progress_is_kept_from_one_consumer_to_the_next(env: Environment) 
     assert sorted(came, key=int) == [*numbers(50), *numbers(50, 100), *numbers(50, 200)]
 
 
-async def test_compressed_bodies_come_as_they_were(env: Environment) -> None:
+async def test_compressed_bodies_are_decompressed(env: Environment) -> None:
     topic = env.topic()
     body = "0123456789" * 2000
     inbox = Inbox()
@@ -72,7 +72,7 @@ async def test_compressed_bodies_come_as_they_were(env: Environment) -> None:
     assert sorted(inbox.bodies) == sorted(body + kind for kind in ("zlib", "lz4", "zstd"))
 
 
-async def test_blocking_handlers_run_beside_each_other_in_threads(env: Environment) -> None:
+async def test_blocking_handlers_run_concurrently_in_threads(env: Environment) -> None:
     topic = env.topic()
     barrier = threading.Barrier(4)
     names: set[str] = set()
@@ -94,7 +94,7 @@ async def test_blocking_handlers_run_beside_each_other_in_threads(env: Environme
     assert threading.current_thread().name not in names
 
 
-async def test_coroutines_run_beside_each_other_up_to_the_limit(env: Environment) -> None:
+async def test_coroutine_handlers_run_concurrently_up_to_the_limit(env: Environment) -> None:
     topic = env.topic()
     inbox = Inbox()
     now = most = 0
@@ -117,7 +117,7 @@ async def test_coroutines_run_beside_each_other_up_to_the_limit(env: Environment
     assert sorted(inbox.bodies, key=int) == numbers(40)
 
 
-async def test_a_loop_over_a_consumer(env: Environment) -> None:
+async def test_a_consumer_can_be_iterated(env: Environment) -> None:
     topic = env.topic()
     bodies: list[str] = []
     async with env.producer() as producer:
@@ -129,11 +129,11 @@ async def test_a_loop_over_a_consumer(env: Environment) -> None:
             if len(bodies) == 30:
                 break
     assert sorted(bodies, key=int) == numbers(30)
-    # The last one was not said to be done: the loop never asked for another.
+    # The last message is not finished, because the iterator was not asked for another one.
     await eventually(lambda: env.progress(topic, env.name("c")) in (29, 30))
 
 
-async def test_a_message_of_a_loop_can_come_again(env: Environment) -> None:
+async def test_an_iterated_message_can_be_retried(env: Environment) -> None:
     topic = env.topic()
     seen: list[tuple[str, int]] = []
     async with env.producer() as producer:
@@ -160,7 +160,9 @@ async def test_a_message_of_a_loop_can_come_again(env: Environment) -> None:
         ({"sql": "n BETWEEN 1 AND 2 OR kind IN ('none')"}, "aabbcc"),
     ],
 )
-async def test_filters(env: Environment, options: dict[str, str], expected: str) -> None:
+async def test_subscriptions_are_filtered_by_tags_and_sql(
+    env: Environment, options: dict[str, str], expected: str
+) -> None:
     topic = env.topic()
     inbox = Inbox()
     async with env.producer() as producer:
@@ -177,7 +179,7 @@ async def test_filters(env: Environment, options: dict[str, str], expected: str)
     assert sorted(inbox.bodies) == sorted([*expected, "end"])
 
 
-async def test_a_filter_that_can_t_be_read_is_an_error(env: Environment) -> None:
+async def test_an_invalid_filter_is_refused(env: Environment) -> None:
     topic = env.topic()
     async with env.producer() as producer:
         await producer.send(Message(topic, "x"))
@@ -193,7 +195,7 @@ async def test_a_filter_that_can_t_be_read_is_an_error(env: Environment) -> None
     assert caught.value.hint
 
 
-async def test_several_topics_and_a_handler_for_each(env: Environment) -> None:
+async def test_each_topic_can_have_its_own_handler(env: Environment) -> None:
     first, second = env.topic("one"), env.topic("two")
     ones, twos = Inbox(), Inbox()
     async with env.producer() as producer:
@@ -209,7 +211,7 @@ async def test_several_topics_and_a_handler_for_each(env: Environment) -> None:
     assert sorted(twos.bodies, key=int) == numbers(20, 100)
 
 
-async def test_a_new_group_starts_where_it_was_told(env: Environment) -> None:
+async def test_a_new_group_starts_at_the_configured_position(env: Environment) -> None:
     topic = env.topic()
     async with env.producer() as producer:
         await send_all(producer, topic, [f"old{n}" for n in range(16)])
@@ -228,7 +230,7 @@ async def test_a_new_group_starts_where_it_was_told(env: Environment) -> None:
             await inboxes["first"].count(32)
             await inboxes["middle"].count(16)
 
-            # "last" is settled when the queues are assigned, at some time from now.
+            # The position "last" is determined when the queues are assigned, some time from now.
             async def last_has_come() -> bool:
                 await send_all(producer, topic, ["extra"] * 8)
                 return "extra" in inboxes["last"].bodies
@@ -237,13 +239,13 @@ async def test_a_new_group_starts_where_it_was_told(env: Environment) -> None:
     old = {f"old{n}" for n in range(16)}
     assert old <= set(inboxes["first"].bodies)
     assert not old & set(inboxes["middle"].bodies)
-    # RocketMQ reads a queue from the beginning if that is still in memory's reach and the topic
-    # is new: then a "last" group gets all. It must not get some of the old ones and lose others.
+    # RocketMQ reads a queue from the beginning if that is still in memory and the topic is new:
+    # then a "last" group gets all messages. It must not get some old ones and miss others.
     came = old & set(inboxes["last"].bodies)
     assert came in (set(), old)
 
 
-async def test_failed_messages_come_again_and_end_in_the_dead_letter_queue(
+async def test_failed_messages_are_retried_until_they_are_dead_letters(
     env: Environment,
 ) -> None:
     topic, group = env.topic(), env.name("c")
@@ -281,11 +283,11 @@ async def test_failed_messages_come_again_and_end_in_the_dead_letter_queue(
 
 
 def _if_all(found: list[T], count: int) -> list[T]:
-    """These, if they are so many."""
+    """The messages, if there are this many."""
     return found if len(found) == count else []
 
 
-async def test_several_messages_at_a_time(env: Environment) -> None:
+async def test_handlers_can_take_several_messages(env: Environment) -> None:
     topic = env.topic(queues=1, brokers=["broker-a"])
     inbox = Inbox()
     sizes: list[int] = []
@@ -306,10 +308,10 @@ async def test_several_messages_at_a_time(env: Environment) -> None:
     assert max(sizes) > 1
 
 
-async def test_what_waits_for_a_handler_is_limited(env: Environment) -> None:
-    """Flow control: beyond the limit nothing is pulled, and everything comes in the end."""
+async def test_messages_waiting_for_a_handler_are_limited(env: Environment) -> None:
+    """Flow control: nothing is pulled beyond the limit, and every message is received at last."""
     topic = env.topic(queues=1, brokers=["broker-a"])
-    gate = asyncio.Event()
+    release = asyncio.Event()
     inbox = Inbox()
     async with env.producer() as producer:
         await producer.send_batch([Message(topic, body) for body in numbers(300)])
@@ -317,7 +319,7 @@ async def test_what_waits_for_a_handler_is_limited(env: Environment) -> None:
 
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> None:
-        await gate.wait()
+        await release.wait()
         inbox.add(message)
 
     async with running(consumer):
@@ -327,15 +329,15 @@ async def test_what_waits_for_a_handler_is_limited(env: Environment) -> None:
         await asyncio.sleep(0.5)
         (state,) = [s for s in consumer.queues() if s.queue.topic == topic]
         assert 64 <= state.in_work <= 64 + 16
-        gate.set()
+        release.set()
         await inbox.count(300)
     assert sorted(inbox.bodies, key=int) == numbers(300)
 
 
-async def test_the_span_of_offsets_in_work_is_limited(env: Environment) -> None:
-    """One message that hangs keeps progress back; so not more than `span_max` beyond it is read."""
+async def test_the_span_of_unfinished_offsets_is_limited(env: Environment) -> None:
+    """A message that hangs blocks progress, so at most `span_max` offsets beyond it are read."""
     topic = env.topic(queues=1, brokers=["broker-a"])
-    gate = asyncio.Event()
+    release = asyncio.Event()
     inbox = Inbox()
     async with env.producer() as producer:
         await producer.send_batch([Message(topic, body) for body in numbers(600)])
@@ -344,14 +346,14 @@ async def test_the_span_of_offsets_in_work_is_limited(env: Environment) -> None:
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> None:
         if message.body == b"0":
-            await gate.wait()
+            await release.wait()
         inbox.add(message)
 
     async with running(consumer):
         await inbox.count(100)
         await asyncio.sleep(0.5)
         assert len(inbox.messages) <= 100 + 2 * 32
-        gate.set()
+        release.set()
         await inbox.count(600)
     assert sorted(inbox.bodies, key=int) == numbers(600)
 
@@ -386,15 +388,15 @@ async def test_pause_and_resume(env: Environment) -> None:
         await twos.distinct(["end"])
 
 
-async def test_queues_tell_what_is_in_work(env: Environment) -> None:
+async def test_queues_report_unfinished_messages(env: Environment) -> None:
     topic = env.topic(queues=2)
-    gate, entered = asyncio.Event(), asyncio.Event()
+    release, entered = asyncio.Event(), asyncio.Event()
     consumer = env.consumer(start_at="first")
 
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> None:
         entered.set()
-        await gate.wait()
+        await release.wait()
 
     async with env.producer() as producer, running(consumer):
         receipt = await producer.send(Message(topic, "slow"))
@@ -406,7 +408,7 @@ async def test_queues_tell_what_is_in_work(env: Environment) -> None:
         (busy,) = [state for state in states if state.queue == receipt.queue]
         assert busy.in_work == 1
         await eventually(lambda: _oldest(consumer, receipt.queue) >= 100)
-        gate.set()
+        release.set()
         await eventually(lambda: not _oldest(consumer, receipt.queue))
 
 
@@ -415,10 +417,10 @@ def _oldest(consumer: AsyncConsumer, queue: MessageQueue) -> int:
     return state.oldest_age_ms or 0
 
 
-async def test_progress_never_passes_what_is_in_work(env: Environment) -> None:
-    """A crash loses nothing: what was not done is before or at the committed offset."""
+async def test_progress_never_passes_an_unfinished_message(env: Environment) -> None:
+    """A crash loses nothing: no unfinished message is below the committed offset."""
     topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("c")
-    gate = asyncio.Event()
+    release = asyncio.Event()
     inbox = Inbox()
     async with env.producer() as producer:
         await producer.send_batch([Message(topic, body) for body in numbers(50)])
@@ -427,12 +429,12 @@ async def test_progress_never_passes_what_is_in_work(env: Environment) -> None:
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> None:
         if message.body == b"7":
-            await gate.wait()
+            await release.wait()
         inbox.add(message)
 
     async with running(consumer):
         await inbox.count(49)
-        # 8 to 49 are done, and 7 is not; closing gives it up after the drain.
+        # 8 to 49 are finished, 7 is not; close abandons it after the drain time.
     await eventually(lambda: env.committed(topic, group, "broker-a", 0) == 7)
     again = Inbox()
     second = env.consumer(start_at="first")
@@ -462,7 +464,7 @@ async def test_closing_waits_for_handlers_and_commits(env: Environment) -> None:
     await eventually(lambda: env.committed(topic, group, "broker-b", 0) == 3)
 
 
-async def test_a_topic_that_comes_later_is_found(env: Environment) -> None:
+async def test_a_topic_created_later_is_found(env: Environment) -> None:
     topic = env.name()
     inbox = Inbox()
     consumer = env.consumer(start_at="first")
@@ -495,7 +497,7 @@ async def test_new_queues_are_found(env: Environment) -> None:
     assert len({message.queue for message in inbox.messages}) == 12
 
 
-async def test_delayed_messages_come_when_they_are_due(env: Environment) -> None:
+async def test_delayed_messages_are_received_when_they_are_due(env: Environment) -> None:
     topic = env.topic()
     inbox = Inbox()
     consumer = env.consumer(start_at="first")

@@ -1,4 +1,4 @@
-"""The examples run as they stand."""
+"""The examples run unchanged."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def test_the_script_sends_and_consumes(up: penstock.Up) -> None:
     )
 
 
-def test_a_registration_with_a_queue_has_no_errors(up: penstock.Up) -> None:
+def test_the_registration_example_reports_no_errors(up: penstock.Up) -> None:
     printed = run([str(EXAMPLES / "registration.py"), up.address], up)
     assert "0 of 1000" in printed
     assert "the throughput is" in printed

@@ -1,8 +1,8 @@
 """Brokers and NameServers that die, connections that break: nothing acknowledged is lost.
 
-Each test sends all the time, notes what was acknowledged, and lets a consumer read everything. What
-was acknowledged must come; what comes twice must be what was in work, or sent again by a retry.
-Figures are printed (`pytest -s`).
+Each test sends continuously, records what was acknowledged, and lets a consumer read everything.
+Every acknowledged message must be received. A message may be received twice only if it was
+unfinished or sent again by a retry. Counts are printed (`pytest -s`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.slow
 BATCH = 20
 
 
-class Flood:
-    """Sends numbers until it is stopped; knows which ones were acknowledged."""
+class ContinuousSender:
+    """Sends numbers until it is stopped, and records which were acknowledged."""
 
     def __init__(self, producer: Any, topic: str, pause_s: float = 0.01) -> None:
         self._producer = producer
@@ -44,7 +44,7 @@ class Flood:
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Flood:
+    async def __aenter__(self) -> ContinuousSender:
         self._task = asyncio.ensure_future(self._run())
         return self
 
@@ -54,7 +54,7 @@ class Flood:
         await self._task
 
     async def more(self, count: int) -> None:
-        """Return when so many further messages have been acknowledged."""
+        """Wait until this many further messages were acknowledged."""
         goal = len(self.acknowledged) + count
         await eventually(lambda: len(self.acknowledged) >= goal)
 
@@ -76,25 +76,28 @@ class Flood:
 
 
 async def _outcome(work: Awaitable[object]) -> object:
-    """What it gives, or the exception that it raises."""
+    """The result, or the exception that is raised."""
     return (await asyncio.gather(work, return_exceptions=True))[0]
 
 
 def _check_retry(error: BaseException) -> None:
-    """Raise what is no fault of the network's."""
+    """Raise the error unless the network caused it."""
     if not isinstance(error, PenstockError):
         raise error
     assert error.retry, error
 
 
-def report(name: str, env: Environment, flood: Flood, inbox: Inbox, **figures: object) -> int:
-    """Print the figures; how many messages came more than once."""
+def report(
+    name: str, env: Environment, sender: ContinuousSender, inbox: Inbox, **figures: object
+) -> int:
+    """Print the counts; returns how many messages were received more than once."""
     counts = Counter(inbox.bodies)
     twice = sum(count - 1 for count in counts.values())
     more = "".join(f", {value} {key}" for key, value in figures.items())
     print(
-        f"\n{name} ({env.cluster.kind}): {flood.sent} sent, {len(flood.acknowledged)} acknowledged,"
-        f" {sum(flood.errors.values())} failed {dict(flood.errors)}, {len(counts)} came,"
+        f"\n{name} ({env.cluster.kind}): {sender.sent} sent,"
+        f" {len(sender.acknowledged)} acknowledged,"
+        f" {sum(sender.errors.values())} failed {dict(sender.errors)}, {len(counts)} came,"
         f" {twice} again{more}"
     )
     return twice
@@ -105,7 +108,7 @@ async def restart(broker: AnyBroker) -> None:
     await asyncio.to_thread(broker.start)
 
 
-async def test_a_broker_is_killed_and_comes_back(env: Environment) -> None:
+async def test_acknowledged_messages_survive_broker_kills(env: Environment) -> None:
     topic, group = env.topic(), env.name("c")
     inbox = Inbox()
     consumer = env.consumer(start_at="first")
@@ -113,54 +116,56 @@ async def test_a_broker_is_killed_and_comes_back(env: Environment) -> None:
     kills = rounds(ci=1, proof=6)
     again_max = 0
     async with running(consumer), env.producer(retries=3, timeout_ms=5_000) as producer:
-        async with Flood(producer, topic) as flood:
-            await flood.more(100)
+        async with ContinuousSender(producer, topic) as sender:
+            await sender.more(100)
             for turn in range(kills):
                 broker = env.cluster.brokers[turn % 2]
                 broker.kill()
-                await flood.more(200)  # the other one is enough
+                await sender.more(200)  # the other broker is enough
                 await asyncio.to_thread(broker.start)
                 await asyncio.to_thread(env.cluster.await_route, topic, [broker.name])
-                again_max += flood.sent
-                await flood.more(100)
-        await inbox.distinct(flood.acknowledged)
-        held = [state.in_work for state in consumer.queues()]
-        assert max(held) <= 1000
+                again_max += sender.sent
+                await sender.more(100)
+        await inbox.distinct(sender.acknowledged)
+        unfinished = [state.in_work for state in consumer.queues()]
+        assert max(unfinished) <= 1000
         # What a dead broker had not noted as done comes again, and is noted then.
-        await eventually(lambda: env.progress(topic, group) >= len(flood.acknowledged), within_s=60)
-    twice = report("broker killed -9", env, flood, inbox, kills=kills)
+        await eventually(
+            lambda: env.progress(topic, group) >= len(sender.acknowledged), within_s=60
+        )
+    twice = report("broker killed -9", env, sender, inbox, kills=kills)
     # Again comes what was sent again, and what a dead broker had not noted as done. It notes
     # progress every 5 s, and here it is killed more often: so at most all it had by then.
     assert twice <= again_max
 
 
-async def test_the_nameserver_is_killed_and_comes_back(env: Environment) -> None:
+async def test_clients_survive_a_killed_nameserver(env: Environment) -> None:
     topic = env.topic()
     inbox = Inbox()
     consumer = env.consumer(start_at="first")
     consumer.on(topic)(inbox)
     async with running(consumer), env.producer() as producer:
-        async with Flood(producer, topic) as flood:
-            await flood.more(100)
+        async with ContinuousSender(producer, topic) as sender:
+            await sender.more(100)
             env.cluster.names.kill()
             try:
                 await asyncio.sleep(1.5)  # a refresh of the routes fails
-                await flood.more(200)
+                await sender.more(200)
             finally:
                 await asyncio.to_thread(env.cluster.names.start)
                 await asyncio.to_thread(env.cluster.register_anew)
-            await flood.more(100)
-        await inbox.distinct(flood.acknowledged)
+            await sender.more(100)
+        await inbox.distinct(sender.acknowledged)
         new = await asyncio.to_thread(env.topic, "new")
         await producer.send(Message(new, "x"))
-    twice = report("NameServer killed -9", env, flood, inbox)
-    assert not flood.errors, "brokers are all that sending needs"
+    twice = report("NameServer killed -9", env, sender, inbox)
+    assert not sender.errors, "brokers are all that sending needs"
     # A NameServer that has just begun may know one broker before the other: the queues of the
     # other one are given up for a moment, and what was in work there comes again.
     assert twice <= 1_000
 
 
-async def test_connections_are_cut_at_random(env: Environment) -> None:
+async def test_acknowledged_messages_survive_random_connection_cuts(env: Environment) -> None:
     topic = env.topic()
     inbox = Inbox()
     messages = rounds(ci=1_500, proof=20_000)
@@ -177,19 +182,19 @@ async def test_connections_are_cut_at_random(env: Environment) -> None:
             for proxy in network.brokers.values():
                 proxy.cut_bytes_mean = 30_000
             network.names.cut_bytes_mean = 3_000
-            async with Flood(producer, topic, pause_s=0.0) as flood:
-                await eventually(lambda: len(flood.acknowledged) >= messages, within_s=90)
+            async with ContinuousSender(producer, topic, pause_s=0.0) as sender:
+                await eventually(lambda: len(sender.acknowledged) >= messages, within_s=90)
             for proxy in (*network.brokers.values(), network.names):
                 proxy.cut_bytes_mean = 0
-            await inbox.distinct(flood.acknowledged)
+            await inbox.distinct(sender.acknowledged)
         cuts = network.cuts
-    twice = report("cut at random", env, flood, inbox, cuts=cuts)
+    twice = report("cut at random", env, sender, inbox, cuts=cuts)
     assert cuts >= 10
     # One cut can repeat what was in flight in one direction: a batch of sends, a pull per queue.
     assert twice <= cuts * (BATCH + 8 * 32)
 
 
-async def test_a_broker_that_stalls_and_goes_on(env: Environment) -> None:
+async def test_clients_survive_a_broker_that_stalls(env: Environment) -> None:
     topic = env.topic()
     inbox = Inbox()
     async with Network(env.cluster) as network:
@@ -201,30 +206,30 @@ async def test_a_broker_that_stalls_and_goes_on(env: Environment) -> None:
                 nameservers=network.nameservers, timeout_ms=1_000, avoid_ms=1_000
             ) as producer,
         ):
-            async with Flood(producer, topic) as flood:
-                await flood.more(100)
+            async with ContinuousSender(producer, topic) as sender:
+                await sender.more(100)
                 for name in ("broker-a", "broker-b"):
                     proxy = network.broker(name)
                     proxy.stall()
-                    await flood.more(100)
+                    await sender.more(100)
                     proxy.flow()
-                    await flood.more(100)
+                    await sender.more(100)
                 network.broker("broker-a").delay_s = 0.2
-                await flood.more(100)
+                await sender.more(100)
                 network.broker("broker-a").delay_s = 0
                 network.broker("broker-b").half_close()
-                await flood.more(100)
-            await inbox.distinct(flood.acknowledged)
-    report("stalled, slow, half closed", env, flood, inbox)
+                await sender.more(100)
+            await inbox.distinct(sender.acknowledged)
+    report("stalled, slow, half closed", env, sender, inbox)
 
 
-async def test_reconnects_leave_nothing_behind(
+async def test_reconnects_leak_no_resources(
     env: Environment, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every connection is cut again and again; tasks, sockets and memory stay as they were."""
+    """Every connection is cut repeatedly; tasks, sockets and memory do not grow."""
     import tracemalloc
 
-    caplog.set_level(logging.CRITICAL, "penstock")  # pytest keeps what is logged: a leak of its own
+    caplog.set_level(logging.CRITICAL, "penstock")  # pytest keeps log records
     topic = env.topic(queues=2)
     reconnects = rounds(ci=40, proof=1_000)
     inbox = Inbox()
@@ -243,7 +248,7 @@ async def test_reconnects_leave_nothing_behind(
         ):
 
             async def one_round(body: str) -> int:
-                """Send to both brokers, see all of it arrive, cut everything."""
+                """Send to both brokers, wait for the messages, cut all connections."""
                 queues = await producer.queues(topic)
                 await asyncio.gather(
                     *(_send_until(producer, Message(topic, body), queue=queue) for queue in queues)
@@ -252,7 +257,7 @@ async def test_reconnects_leave_nothing_behind(
                 inbox.messages.clear()
                 return sum(p.cut() for p in (*network.brokers.values(), network.names))
 
-            async def at_rest() -> tuple[int, int, int]:
+            async def measure() -> tuple[int, int, int]:
                 for proxy in network.brokers.values():
                     await eventually(lambda proxy=proxy: proxy.open >= 2)  # type: ignore[misc]
                 await asyncio.sleep(0.3)
@@ -266,12 +271,12 @@ async def test_reconnects_leave_nothing_behind(
                 await one_round(f"warm {turn}")
             tracemalloc.start()
             await one_round("first")
-            tasks, sockets, memory = await at_rest()
+            tasks, sockets, memory = await measure()
             cuts = turns = 0
             while cuts < reconnects:
                 cuts += await one_round(f"turn {turns}")
                 turns += 1
-            tasks_after, sockets_after, memory_after = await at_rest()
+            tasks_after, sockets_after, memory_after = await measure()
             tracemalloc.stop()
     print(
         f"\n{cuts} reconnects ({env.cluster.kind}): tasks {tasks} → {tasks_after},"
@@ -283,7 +288,7 @@ async def test_reconnects_leave_nothing_behind(
 
 
 async def _send_until(producer: Any, message: Message, **where: Any) -> None:
-    """A queue that was asked for is not replaced by another, so the caller tries again."""
+    """A send to a given queue is not retried on another queue, so the caller retries."""
     for _ in range(20):
         outcome = await _outcome(producer.send(message, **where))
         if not isinstance(outcome, BaseException):
@@ -302,16 +307,16 @@ async def test_pop_survives_a_killed_broker(env: Environment) -> None:
         inbox.add(message)
 
     async with running(consumer), env.producer(retries=3, timeout_ms=5_000) as producer:
-        async with Flood(producer, topic, pause_s=0.02) as flood:
-            await flood.more(60)
+        async with ContinuousSender(producer, topic, pause_s=0.02) as sender:
+            await sender.more(60)
             await restart(env.cluster.brokers[0])
-            await flood.more(60)
-        await inbox.distinct(flood.acknowledged, within_s=60)
-    report("POP, broker killed -9", env, flood, inbox)
+            await sender.more(60)
+        await inbox.distinct(sender.acknowledged, within_s=60)
+    report("POP, broker killed -9", env, sender, inbox)
 
 
-async def test_transactions_survive_cuts(env: Environment) -> None:
-    """Committed ones come, rolled back ones never do, whatever happens to the connections."""
+async def test_transactions_survive_connection_cuts(env: Environment) -> None:
+    """Committed messages are delivered and rolled back ones never, with any connection cuts."""
     topic = env.topic()
     chance = random.Random(3)
     inbox = Inbox()
@@ -354,4 +359,4 @@ async def _end(producer: Any, topic: str, body: str, fate: str, fates: dict[str,
     ending = producer.commit(handle) if fate == "commit" else producer.rollback(handle)
     outcome = await _outcome(ending)
     if isinstance(outcome, BaseException):
-        _check_retry(outcome)  # then the broker asks
+        _check_retry(outcome)  # then the broker checks

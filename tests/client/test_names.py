@@ -20,7 +20,7 @@ DEAD = "127.0.0.1:1"
 
 
 @pytest.mark.parametrize("form", ["list", "semicolons", "commas"])
-async def test_a_dead_nameserver_among_others_does_no_harm(env: Environment, form: str) -> None:
+async def test_a_dead_nameserver_is_skipped(env: Environment, form: str) -> None:
     topic = env.topic()
     given: object = [DEAD, env.nameservers]
     if form != "list":
@@ -33,7 +33,7 @@ async def test_a_dead_nameserver_among_others_does_no_harm(env: Environment, for
         await inbox.count(8)
 
 
-async def test_when_one_dies_the_other_is_asked(env: Environment) -> None:
+async def test_the_client_fails_over_to_another_nameserver(env: Environment) -> None:
     first, second = env.topic("one"), env.topic("two")
     async with (
         NameProxy(env.nameservers, {}) as one,
@@ -52,7 +52,7 @@ async def test_when_one_dies_the_other_is_asked(env: Environment) -> None:
 
 @contextmanager
 def _list_server(lines: list[str]) -> Iterator[str]:
-    """Serves the first line of `lines` to whoever asks."""
+    """An HTTP server that returns the first of `lines`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -76,7 +76,7 @@ def _list_server(lines: list[str]) -> Iterator[str]:
         thread.join()
 
 
-async def test_the_list_may_be_behind_a_url(env: Environment) -> None:
+async def test_the_list_of_nameservers_can_be_read_from_a_url(env: Environment) -> None:
     topic = env.topic()
     with _list_server([f"{DEAD};{env.nameservers}\n"]) as url:
         async with env.producer(nameservers=url) as producer:
@@ -88,7 +88,7 @@ async def test_the_list_may_be_behind_a_url(env: Environment) -> None:
     assert url in str(caught.value)
 
 
-async def test_the_environment_names_them(
+async def test_nameservers_default_to_the_environment(
     env: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = env.topic()
@@ -98,14 +98,14 @@ async def test_the_environment_names_them(
     assert text(env.stored(topic)) == ["x"]
 
 
-def test_what_is_no_address_is_refused_at_once() -> None:
+def test_an_invalid_address_is_refused_at_once() -> None:
     for bad in ("nowhere", "host:", ":9876", "host:99999", "", ";"):
         with pytest.raises(BadSetting):
             AsyncProducer(bad, group="p")
 
 
-async def test_work_goes_on_without_any_nameserver(env: Environment) -> None:
-    """Routes that are known stay good: NameServers may be away for hours."""
+async def test_clients_continue_without_any_nameserver(env: Environment) -> None:
+    """Known routes stay valid: NameServers may be unavailable for hours."""
     topic = env.topic()
     inbox = Inbox()
     async with Network(env.cluster) as network:
@@ -117,7 +117,7 @@ async def test_work_goes_on_without_any_nameserver(env: Environment) -> None:
             network.names.refusing = True
             network.names.cut()
             asked = network.names.accepted
-            await eventually(lambda: network.names.accepted > asked)  # refreshed in vain
+            await eventually(lambda: network.names.accepted > asked)  # a refresh has failed
             await send_all(producer, topic, numbers(16, 100))
             await inbox.count(32)
             network.names.refusing = False
@@ -126,7 +126,7 @@ async def test_work_goes_on_without_any_nameserver(env: Environment) -> None:
     assert len(env.stored(topic)) == 32
 
 
-async def test_namespaces_keep_tenants_apart(env: Environment) -> None:
+async def test_namespaces_separate_tenants(env: Environment) -> None:
     space = env.name("ns")
     plain = env.name()
     env.cluster.make_topic(f"{space}%{plain}")

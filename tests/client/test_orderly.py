@@ -1,4 +1,4 @@
-"""Consumers in order: one message of a queue at a time, retried in place, whoever holds it."""
+"""Ordered consumers: one message of a queue at a time, retried in place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .environment import Environment, Inbox, eventually, numbers, running
 
 
 class Order:
-    """Handlers that note calls and fail when two are in one queue at a time."""
+    """Handlers that record calls and fail when two run for one queue at a time."""
 
     def __init__(self) -> None:
         self.inbox = Inbox()
@@ -36,7 +36,7 @@ class Order:
         self.inbox.add(message)
 
     def check(self) -> None:
-        """Every queue was read in order; what was repeated was repeated from somewhere on."""
+        """Every queue was consumed in order; a repetition continues in order, too."""
         assert not self.overlaps
         for queue, offsets in self.offsets.items():
             expected = 0
@@ -53,7 +53,7 @@ async def _send_in_order(env: Environment, topic: str, per_queue: int) -> None:
             )
 
 
-async def test_each_queue_is_read_in_its_order(env: Environment) -> None:
+async def test_each_queue_is_consumed_in_order(env: Environment) -> None:
     topic = env.topic(queues=3)
     order = Order()
     await _send_in_order(env, topic, 40)
@@ -72,7 +72,7 @@ async def test_each_queue_is_read_in_its_order(env: Environment) -> None:
     await eventually(lambda: env.progress(topic, env.name("c")) == 240)
 
 
-async def test_blocking_handlers_keep_the_order_too(env: Environment) -> None:
+async def test_blocking_handlers_keep_the_order(env: Environment) -> None:
     topic = env.topic(queues=2)
     order = Order()
     loop = asyncio.get_running_loop()
@@ -90,7 +90,7 @@ async def test_blocking_handlers_keep_the_order_too(env: Environment) -> None:
     assert {tuple(offsets) for offsets in seen.values()} == {tuple(range(30))}
 
 
-async def test_a_failed_message_is_tried_again_before_the_next(env: Environment) -> None:
+async def test_a_failed_message_is_retried_before_the_next_one(env: Environment) -> None:
     topic = env.topic(queues=1, brokers=["broker-a"])
     calls: list[tuple[str, int]] = []
     inbox = Inbox()
@@ -115,7 +115,7 @@ async def test_a_failed_message_is_tried_again_before_the_next(env: Environment)
     ]  # fmt: skip
 
 
-async def test_a_hopeless_message_goes_to_the_dead_letter_queue(env: Environment) -> None:
+async def test_a_message_that_keeps_failing_becomes_a_dead_letter(env: Environment) -> None:
     topic, group = env.topic(queues=1, brokers=["broker-b"]), env.name("c")
     inbox = Inbox()
     await _send_in_order(env, topic, 3)

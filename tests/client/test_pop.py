@@ -1,4 +1,4 @@
-"""The POP consumer: messages are lent, acknowledged one by one, and come again otherwise."""
+"""The POP consumer: messages are acknowledged one by one, or redelivered."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def receive_all(
     return messages
 
 
-async def test_everything_is_lent_once_and_acknowledged(env: Environment) -> None:
+async def test_each_message_is_received_once_and_acknowledged(env: Environment) -> None:
     topic = env.topic(queues=2)
     async with env.producer() as producer, make(env, start_at="first") as consumer:
         consumer.subscribe(topic)
@@ -40,7 +40,7 @@ async def test_everything_is_lent_once_and_acknowledged(env: Environment) -> Non
         assert await consumer.receive(count_max=32, wait_ms=200, invisible_ms=10_000) == []
 
 
-async def test_what_is_not_acknowledged_comes_again(env: Environment) -> None:
+async def test_unacknowledged_messages_are_redelivered(env: Environment) -> None:
     topic = env.topic(queues=1)
     async with env.producer() as producer, make(env, start_at="first") as consumer:
         consumer.subscribe(topic)
@@ -57,7 +57,7 @@ async def test_what_is_not_acknowledged_comes_again(env: Environment) -> None:
             await consumer.ack(message)
 
 
-async def test_a_loan_can_be_extended(env: Environment) -> None:
+async def test_the_invisible_time_can_be_extended(env: Environment) -> None:
     topic = env.topic(queues=1, brokers=["broker-a"])
     async with env.producer() as producer, make(env, start_at="first") as consumer:
         consumer.subscribe(topic)
@@ -96,7 +96,7 @@ async def test_two_consumers_of_one_queue_share_its_messages(env: Environment) -
     assert sorted(seen, key=int) == numbers(100)
 
 
-async def test_handlers_acknowledge_by_themselves(env: Environment) -> None:
+async def test_handled_messages_are_acknowledged(env: Environment) -> None:
     topic = env.topic(queues=2)
     inbox = Inbox()
     failed: list[str] = []
@@ -109,7 +109,7 @@ async def test_handlers_acknowledge_by_themselves(env: Environment) -> None:
             failed.append(body)
             raise RuntimeError("as a test wants it")
         if body == "slow":
-            await asyncio.sleep(5)  # longer than it is lent for: it is renewed
+            await asyncio.sleep(5)  # longer than the invisible time, which is extended
         inbox.add(message)
 
     async with env.producer() as producer, running(consumer):
@@ -120,7 +120,7 @@ async def test_handlers_acknowledge_by_themselves(env: Environment) -> None:
     assert sorted(inbox.bodies) == sorted([*numbers(20), "slow"]), "each one exactly once"
 
 
-async def test_filters(env: Environment) -> None:
+async def test_pops_are_filtered_by_tags(env: Environment) -> None:
     topic = env.topic()
     async with env.producer() as producer, make(env, start_at="first") as consumer:
         consumer.subscribe(topic, tags="a || b")
@@ -132,7 +132,7 @@ async def test_filters(env: Environment) -> None:
             await consumer.ack(message)
 
 
-async def test_waiting_for_a_message_ends_with_it(env: Environment) -> None:
+async def test_a_waiting_receive_returns_when_a_message_arrives(env: Environment) -> None:
     topic = env.topic(queues=1, brokers=["broker-a"])
     async with env.producer() as producer, make(env, start_at="first") as consumer:
         consumer.subscribe(topic)

@@ -1,4 +1,4 @@
-"""A producer's ways to send, and what brokers have afterwards."""
+"""The ways to send, and what the brokers store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .environment import Environment, eventually, numbers, send_all, text
 MIB = 1024 * 1024
 
 
-async def test_a_message_is_stored_as_it_was_given(env: Environment) -> None:
+async def test_every_field_of_a_message_is_stored(env: Environment) -> None:
     topic = env.topic()
     message = Message(
         topic, "héllo 世界", tags="trial", keys=["k1", "k2"],
@@ -56,7 +56,7 @@ async def test_a_message_is_stored_as_it_was_given(env: Environment) -> None:
     assert abs(stored.born_ms - stored.store_ms) < 60_000
 
 
-async def test_ids_are_made_as_rocketmq_makes_them(env: Environment) -> None:
+async def test_message_ids_have_the_format_of_rocketmq(env: Environment) -> None:
     topic = env.topic()
     async with env.producer() as producer:
         receipts = await send_all(producer, topic, numbers(50))
@@ -71,11 +71,11 @@ async def test_ids_are_made_as_rocketmq_makes_them(env: Environment) -> None:
     }
 
 
-async def test_queues_take_turns_over_all_brokers(env: Environment) -> None:
+async def test_queues_of_all_brokers_are_used_in_round_robin(env: Environment) -> None:
     topic = env.topic(queues=4)
     async with env.producer(avoid_faulty=False) as producer:
         queues = await producer.queues(topic)
-        await send_all(producer, topic, numbers(8))  # connections are there
+        await send_all(producer, topic, numbers(8))  # connections exist
         receipts = [await producer.send(Message(topic, body)) for body in numbers(24)]
     assert list(queues) == [
         MessageQueue(topic, name, n) for name in ("broker-a", "broker-b") for n in range(4)
@@ -99,11 +99,11 @@ async def test_a_queue_can_be_chosen(env: Environment) -> None:
             await producer.send(Message(topic, "x"), queue=MessageQueue(topic, "broker-z", 0))
 
 
-async def test_an_ordering_key_always_means_the_same_queue(env: Environment) -> None:
+async def test_messages_with_the_same_ordering_key_use_the_same_queue(env: Environment) -> None:
     topic = env.topic(queues=4)
     keys = [f"order-{n}" for n in range(40)]
     places: dict[str, set[MessageQueue]] = {key: set() for key in keys}
-    for _ in range(2):  # another producer agrees
+    for _ in range(2):  # another producer chooses the same queue
         async with env.producer() as producer:
             for key in keys:
                 receipt = await producer.send(Message(topic, key), ordering_key=key)
@@ -112,7 +112,7 @@ async def test_an_ordering_key_always_means_the_same_queue(env: Environment) -> 
     assert len(set.union(*places.values())) > 4, "keys are spread"
 
 
-async def test_delay_levels_and_due_times_let_messages_wait(env: Environment) -> None:
+async def test_delay_levels_and_delivery_times_defer_messages(env: Environment) -> None:
     topic = env.topic()
     messages = [
         Message(topic, "level", delay_level=1),
@@ -129,7 +129,7 @@ async def test_delay_levels_and_due_times_let_messages_wait(env: Environment) ->
     assert {message.unique_id for message in stored} == {r.message_id for r in receipts}
 
 
-async def test_what_is_recalled_is_never_delivered(env: Environment) -> None:
+async def test_a_recalled_message_is_never_delivered(env: Environment) -> None:
     topic = env.topic()
     async with env.producer() as producer:
         kept, unwanted = [
@@ -183,7 +183,7 @@ async def test_a_batch_is_split_by_size_and_topic(env: Environment) -> None:
         }
 
 
-async def test_batches_of_what_can_t_be_batched_are_refused(env: Environment) -> None:
+async def test_batches_of_messages_that_can_not_be_batched_are_refused(env: Environment) -> None:
     topic = env.topic()
     async with env.producer() as producer:
         with pytest.raises(MessageIllegal):
@@ -210,7 +210,7 @@ async def test_large_bodies_are_compressed(env: Environment, kind: str | None) -
     assert (len(first.body) < 2000) == (kind is not None)
 
 
-async def test_the_threshold_of_compression_can_be_set(env: Environment) -> None:
+async def test_the_compression_threshold_can_be_set(env: Environment) -> None:
     topic = env.topic(queues=1, brokers=["broker-a"])
     async with env.producer(compress_above_bytes=100) as producer:
         for size in (99, 101):  # Java compresses from the threshold on, others above it
@@ -231,7 +231,7 @@ async def test_submitted_messages_are_pipelined_without_a_task_each(env: Environ
     topic = env.topic()
     count = rounds(ci=3_000, proof=30_000)
     async with env.producer(in_flight_max=count, avoid_faulty=False, timeout_ms=30_000) as producer:
-        await send_all(producer, topic, numbers(8))  # route and connections are there
+        await send_all(producer, topic, numbers(8))  # route and connections exist
         futures = [producer.submit(Message(topic, body)) for body in numbers(count)]
         assert len(asyncio.all_tasks()) < 20
         await producer.flush()
@@ -248,8 +248,8 @@ async def test_submitted_messages_are_pipelined_without_a_task_each(env: Environ
         assert offsets == list(range(first, first + count // 8)), "the order of submission is kept"
 
 
-async def test_more_in_flight_than_allowed_is_an_error_or_a_wait(env: Environment) -> None:
-    """However it is answered, the limit is kept and nothing is lost in silence."""
+async def test_sends_beyond_the_in_flight_limit_wait_or_fail(env: Environment) -> None:
+    """In both cases the limit is kept and no message is lost silently."""
     topic = env.topic()
     async with env.producer(in_flight_max=10) as producer:
         await producer.queues(topic)
@@ -264,7 +264,7 @@ async def test_more_in_flight_than_allowed_is_an_error_or_a_wait(env: Environmen
     assert len(env.stored(topic)) == len(good) + 100
 
 
-async def test_small_sends_are_gathered_into_batches(env: Environment) -> None:
+async def test_small_sends_are_accumulated_into_batches(env: Environment) -> None:
     topic = env.topic()
     async with env.producer(batching=Batching(linger_ms=20)) as producer:
         receipts = await send_all(producer, topic, numbers(500), tags="t")
@@ -279,7 +279,7 @@ async def test_small_sends_are_gathered_into_batches(env: Environment) -> None:
     assert stored[waiting.result().message_id] == "last"
 
 
-async def test_a_topic_is_made_by_its_first_message(env: Environment) -> None:
+async def test_a_topic_is_created_by_its_first_message(env: Environment) -> None:
     topic = env.name("new")
     async with env.producer() as producer:
         receipts = [await producer.send(Message(topic, body)) for body in numbers(8)]
@@ -287,7 +287,7 @@ async def test_a_topic_is_made_by_its_first_message(env: Environment) -> None:
     assert sorted(text(env.stored(topic))) == numbers(8)
 
 
-async def test_an_unknown_topic_is_answered_with_similar_names(env: Environment) -> None:
+async def test_an_unknown_topic_error_suggests_similar_names(env: Environment) -> None:
     topic = env.topic("orders")
     async with env.producer() as producer:
         with pytest.raises(NoRoute) as caught:
@@ -297,7 +297,7 @@ async def test_an_unknown_topic_is_answered_with_similar_names(env: Environment)
     assert caught.value.hint
 
 
-async def test_a_topic_that_can_t_be_written_to(env: Environment) -> None:
+async def test_a_send_to_a_read_only_topic_fails(env: Environment) -> None:
     topic = env.topic(perm=4)
     async with env.producer() as producer:
         with pytest.raises(NoQueue) as caught:
@@ -305,7 +305,7 @@ async def test_a_topic_that_can_t_be_written_to(env: Environment) -> None:
     assert topic in str(caught.value)
 
 
-async def test_what_can_t_be_sent_is_refused_before_it_leaves(env: Environment) -> None:
+async def test_invalid_messages_are_refused_before_they_are_sent(env: Environment) -> None:
     topic = env.topic()
     async with env.producer(message_bytes_max=1000, compression=None) as producer:
         await producer.send(Message(topic, b"x" * 1000))
@@ -322,7 +322,7 @@ async def test_what_can_t_be_sent_is_refused_before_it_leaves(env: Environment) 
     assert len(env.stored(topic)) == 1
 
 
-async def test_the_disk_need_not_be_waited_for(env: Environment) -> None:
+async def test_wait_stored_can_be_disabled(env: Environment) -> None:
     topic = env.topic()
     async with env.producer() as producer:
         await producer.send(Message(topic, "x", wait_stored=False))
@@ -330,7 +330,7 @@ async def test_the_disk_need_not_be_waited_for(env: Environment) -> None:
     assert stored.properties["WAIT"] == "false"
 
 
-async def test_a_producer_must_be_started_and_not_closed(env: Environment) -> None:
+async def test_a_producer_that_is_not_started_or_closed_raises(env: Environment) -> None:
     topic = env.topic()
     producer = env.producer()
     with pytest.raises(ClientClosed):
@@ -339,11 +339,11 @@ async def test_a_producer_must_be_started_and_not_closed(env: Environment) -> No
         await producer.send(Message(topic, "x"))
     with pytest.raises(ClientClosed):
         await producer.send(Message(topic, "x"))
-    await producer.close()  # once more does no harm
+    await producer.close()  # closing again is allowed
     assert len(env.stored(topic)) == 1
 
 
-async def test_a_cancelled_send_leaves_the_producer_well(env: Environment) -> None:
+async def test_the_producer_works_after_cancelled_sends(env: Environment) -> None:
     topic = env.topic()
     async with env.producer() as producer:
         for _ in range(20):

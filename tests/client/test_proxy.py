@@ -1,4 +1,4 @@
-"""The tools of the fault tests do what they say: a session of ours through a bad network."""
+"""The proxies of the fault tests work as documented."""
 
 from __future__ import annotations
 

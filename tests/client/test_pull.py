@@ -21,7 +21,7 @@ def make(env: Environment, **options: Any) -> AsyncPullConsumer:
 async def poll_all(
     consumer: AsyncPullConsumer, count: int, **options: Any
 ) -> list[ReceivedMessage]:
-    """Poll until so many messages are there."""
+    """Poll until this many messages were received."""
     messages: list[ReceivedMessage] = []
     async with asyncio.timeout(40):
         while len(messages) < count:
@@ -39,7 +39,7 @@ async def fill(env: Environment, topic: str, per_queue: int) -> list[MessageQueu
     return queues
 
 
-async def test_assigned_queues_are_read_from_where_one_seeks(env: Environment) -> None:
+async def test_seek_sets_the_position_in_assigned_queues(env: Environment) -> None:
     topic = env.topic(queues=2)
     await fill(env, topic, 20)
     async with make(env) as consumer:
@@ -63,7 +63,7 @@ async def test_assigned_queues_are_read_from_where_one_seeks(env: Environment) -
         assert await consumer.poll(timeout_ms=200) == []
 
 
-async def test_commits_by_hand(env: Environment) -> None:
+async def test_offsets_are_committed_manually(env: Environment) -> None:
     topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("c")
     (queue,) = await fill(env, topic, 10)
     async with make(env, auto_commit=False) as consumer:
@@ -83,7 +83,7 @@ async def test_commits_by_hand(env: Environment) -> None:
     await eventually(lambda: env.committed(topic, group, "broker-a", 0) == 10)
 
 
-async def test_commits_by_themselves(env: Environment) -> None:
+async def test_offsets_are_committed_automatically(env: Environment) -> None:
     topic, group = env.topic(queues=2), env.name("c")
     await fill(env, topic, 5)
     async with make(env, start_at="first") as consumer:
@@ -109,7 +109,7 @@ async def test_subscribers_share_the_queues(env: Environment) -> None:
         await eventually(look)
 
 
-async def test_filters(env: Environment) -> None:
+async def test_subscriptions_are_filtered_by_tags_and_sql(env: Environment) -> None:
     topic = env.topic()
     async with env.producer() as producer:
         for n in range(10):
@@ -123,7 +123,7 @@ async def test_filters(env: Environment) -> None:
             assert sorted(message.body.decode() for message in messages) == list(expected)
 
 
-async def test_offsets_of_a_queue(env: Environment) -> None:
+async def test_begin_end_and_time_offsets_of_a_queue(env: Environment) -> None:
     topic = env.topic(queues=1, brokers=["broker-b"])
     queue = MessageQueue(topic, "broker-b", 0)
     async with env.producer() as producer, make(env) as consumer:
@@ -139,7 +139,7 @@ async def test_offsets_of_a_queue(env: Environment) -> None:
         assert await consumer.offset_at(queue, middle - timedelta(hours=1)) == 0
 
 
-async def test_paused_queues_bring_nothing(env: Environment) -> None:
+async def test_paused_queues_are_not_polled(env: Environment) -> None:
     topic = env.topic(queues=1)
     queues = await fill(env, topic, 10)
     async with make(env) as consumer:
@@ -154,7 +154,7 @@ async def test_paused_queues_bring_nothing(env: Environment) -> None:
         assert {m.queue for m in await poll_all(consumer, 10)} == {queues[0]}
 
 
-async def test_poll_waits_for_the_first_message_and_takes_no_more_than_asked(
+async def test_poll_waits_for_the_first_message_and_respects_its_limit(
     env: Environment,
 ) -> None:
     topic = env.topic(queues=1, brokers=["broker-a"])
@@ -176,14 +176,14 @@ async def test_poll_waits_for_the_first_message_and_takes_no_more_than_asked(
         assert got == numbers(50)
 
 
-async def test_what_is_not_assigned_can_t_be_sought(env: Environment) -> None:
+async def test_seek_in_a_queue_that_is_not_assigned_is_refused(env: Environment) -> None:
     topic = env.topic(queues=1, brokers=["broker-a"])
     async with make(env) as consumer:
         with pytest.raises(PenstockError):
             await consumer.seek(MessageQueue(topic, "broker-a", 0), 0)
 
 
-async def test_messages_that_go_on_while_polling(env: Environment) -> None:
+async def test_messages_sent_while_polling_are_received(env: Environment) -> None:
     topic = env.topic(queues=4)
     async with env.producer() as producer, make(env, start_at="first") as consumer:
         consumer.subscribe(topic)

@@ -1,4 +1,4 @@
-"""Consumers of a group come and go: queues are shared without overlap, and nothing is left out."""
+"""Consumers join and leave a group: queues are shared completely and without overlap."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .proxy import Network
 STRATEGIES = ["averagely", "circle", "consistent_hash", "sticky"]
 
 
-def held(consumer: Any, topic: str) -> set[MessageQueue]:
+def assigned_queues(consumer: Any, topic: str) -> set[MessageQueue]:
     return {state.queue for state in consumer.queues() if state.queue.topic == topic}
 
 
 def shared(consumers: list[Any], topic: str, count: int, *, idle: bool = False) -> bool:
-    """Whether each of `count` queues belongs to one consumer, and each (or not) has some."""
-    if not idle and not all(held(consumer, topic) for consumer in consumers):
+    """Whether each of `count` queues has one owner and, unless `idle`, each consumer a queue."""
+    if not idle and not all(assigned_queues(consumer, topic) for consumer in consumers):
         return False
-    owners = Counter(queue for consumer in consumers for queue in held(consumer, topic))
+    owners = Counter(queue for consumer in consumers for queue in assigned_queues(consumer, topic))
     return len(owners) == count and set(owners.values()) == {1}
 
 
@@ -40,23 +40,25 @@ def make(env: Environment, topic: str, inbox: Inbox, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_queues_are_shared(env: Environment, strategy: str) -> None:
+async def test_queues_are_shared_among_consumers(env: Environment, strategy: str) -> None:
     topic = env.topic(queues=6)
     inbox = Inbox()
     consumers = [make(env, topic, inbox, strategy=strategy) for _ in range(3)]
     async with env.producer() as producer, running(*consumers):
-        # By their hash, one of three may well get nothing.
+        # By their hash, one of three may get nothing.
         idle = strategy == "consistent_hash"
         await eventually(lambda: shared(consumers, topic, 12, idle=idle))
         if not idle:
-            await eventually(lambda: [len(held(c, topic)) for c in consumers] == [4, 4, 4])
+            await eventually(
+                lambda: [len(assigned_queues(c, topic)) for c in consumers] == [4, 4, 4]
+            )
         await send_all(producer, topic, numbers(120))
         await inbox.count(120)
         async with running(late := make(env, topic, inbox, strategy=strategy)):
             await eventually(lambda: shared([*consumers, late], topic, 12, idle=idle))
             await send_all(producer, topic, numbers(120, 1000))
             await inbox.distinct(numbers(120, 1000))
-        # Who leaves says so, and the others take over at once.
+        # A leaving consumer unregisters, and the others take over at once.
         await eventually(lambda: shared(consumers, topic, 12, idle=idle))
         await send_all(producer, topic, numbers(120, 2000))
         await inbox.distinct(numbers(120, 2000))
@@ -64,19 +66,19 @@ async def test_queues_are_shared(env: Environment, strategy: str) -> None:
     assert set(counts) == {*numbers(120), *numbers(120, 1000), *numbers(120, 2000)}
 
 
-async def test_notification_is_enough(env: Environment) -> None:
-    """Queues change hands at once when a consumer comes or leaves, long before 20 s."""
+async def test_notifications_trigger_a_rebalance_at_once(env: Environment) -> None:
+    """Queues are reassigned at once when a consumer joins or leaves, long before 20 s."""
     topic = env.topic(queues=2)
     first, second = (make(env, topic, Inbox(), rebalance_ms=600_000) for _ in range(2))
     async with running(first):
         await eventually(lambda: shared([first], topic, 4))
         async with running(second):
             await eventually(lambda: shared([first, second], topic, 4), within_s=15)
-            await eventually(lambda: len(held(first, topic)) == 2, within_s=15)
+            await eventually(lambda: len(assigned_queues(first, topic)) == 2, within_s=15)
         await eventually(lambda: shared([first], topic, 4), within_s=15)
 
 
-async def test_members_come_and_go_under_load(env: Environment) -> None:
+async def test_no_message_is_lost_while_members_join_and_leave(env: Environment) -> None:
     topic = env.topic(queues=4)
     inbox = Inbox()
     sent: list[str] = []
@@ -84,14 +86,14 @@ async def test_members_come_and_go_under_load(env: Environment) -> None:
     async with env.producer() as producer, running(steady):
         stopping = asyncio.Event()
 
-        async def flood() -> None:
+        async def send_continuously() -> None:
             while not stopping.is_set():
                 bodies = numbers(20, len(sent))
                 await send_all(producer, topic, bodies)
                 sent.extend(bodies)
                 await asyncio.sleep(0.02)
 
-        flooding = asyncio.ensure_future(flood())
+        flooding = asyncio.ensure_future(send_continuously())
         try:
             for _ in range(3):
                 group = [steady, *(make(env, topic, inbox) for _ in range(2))]
@@ -104,11 +106,11 @@ async def test_members_come_and_go_under_load(env: Environment) -> None:
         await inbox.distinct(sent)
     duplicates = len(inbox.messages) - len(set(inbox.bodies))
     print(f"{len(sent)} messages, {duplicates} of them twice, over 12 changes of the group")
-    # A queue that changes hands may repeat what its old holder had in memory, not more.
+    # A reassigned queue may repeat only messages that its old owner had in memory.
     assert duplicates <= 12 * 8 * 32
 
 
-async def test_more_consumers_than_queues_say_so(
+async def test_a_consumer_without_queues_logs_the_reason(
     env: Environment, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = env.topic(queues=1, brokers=["broker-a"])
@@ -125,7 +127,7 @@ async def test_more_consumers_than_queues_say_so(
     assert any("2" in line and "1" in line for line in told), told
 
 
-async def test_a_consumer_without_a_route_says_so(
+async def test_a_consumer_without_a_route_logs_the_reason(
     env: Environment, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = env.name("nowhere")
@@ -136,10 +138,10 @@ async def test_a_consumer_without_a_route_says_so(
             )
 
 
-async def test_consumers_that_subscribe_differently_are_told(
+async def test_different_subscriptions_of_a_group_are_logged(
     env: Environment, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """RocketMQ's most asked question: one group, two subscriptions, messages that never come."""
+    """A frequent mistake: two subscriptions in one group, and messages that never arrive."""
     topic = env.topic()
     first, second = env.consumer(start_at="first"), env.consumer(start_at="first")
     first.on(topic, tags="a")(Inbox())
@@ -154,8 +156,8 @@ async def test_consumers_that_subscribe_differently_are_told(
             )  # fmt: skip
 
 
-async def test_a_dead_consumer_s_queues_are_taken_over(env: Environment) -> None:
-    """One that vanishes without a word: its connections are gone, and brokers tell the others."""
+async def test_the_queues_of_a_dead_consumer_are_taken_over(env: Environment) -> None:
+    """A killed consumer: its connections are closed, and brokers notify the others."""
     topic = env.topic(queues=2)
     inbox = Inbox()
     survivor = make(env, topic, inbox)
@@ -166,6 +168,6 @@ async def test_a_dead_consumer_s_queues_are_taken_over(env: Environment) -> None
             for proxy in network.brokers.values():
                 proxy.refusing = True
                 proxy.cut()
-            await eventually(lambda: len(held(survivor, topic)) == 4)
+            await eventually(lambda: len(assigned_queues(survivor, topic)) == 4)
             await send_all(producer, topic, numbers(40))
             await inbox.distinct(numbers(40))

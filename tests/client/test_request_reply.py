@@ -45,7 +45,7 @@ async def test_a_producer_replies_with_properties(env: Environment) -> None:
     assert reply.properties["x"] == "y"
 
 
-async def test_nobody_replies(env: Environment) -> None:
+async def test_a_request_without_a_reply_times_out(env: Environment) -> None:
     topic = env.topic()
     async with env.producer() as producer:
         with pytest.raises(NoReply) as caught:
@@ -56,7 +56,7 @@ async def test_nobody_replies(env: Environment) -> None:
         assert len(await eventually(lambda: env.stored(topic))) == 1
 
 
-async def test_requesters_get_their_own_replies(env: Environment) -> None:
+async def test_each_requester_gets_its_own_replies(env: Environment) -> None:
     topic = env.topic()
     consumer = env.consumer(start_at="first")
 
@@ -77,7 +77,7 @@ async def test_requesters_get_their_own_replies(env: Environment) -> None:
         ]
 
 
-async def test_what_is_no_request_can_t_be_replied_to(env: Environment) -> None:
+async def test_a_message_that_is_not_a_request_can_not_be_replied_to(env: Environment) -> None:
     topic = env.topic()
     inbox = Inbox()
     consumer = env.consumer(start_at="first")

@@ -14,12 +14,12 @@ from .proxy import Network
 
 
 async def _brokers_of(producer: AsyncProducer, topic: str, count: int) -> set[str]:
-    """Where so many messages go."""
+    """The brokers that this many messages are sent to."""
     receipts = [await producer.send(Message(topic, body)) for body in numbers(count)]
     return {receipt.queue.broker_name for receipt in receipts}
 
 
-async def test_a_dead_broker_costs_no_message(env: Environment) -> None:
+async def test_no_message_is_lost_with_a_dead_broker(env: Environment) -> None:
     topic = env.topic()
     async with (
         Network(env.cluster) as network,
@@ -32,7 +32,7 @@ async def test_a_dead_broker_costs_no_message(env: Environment) -> None:
     assert len(env.stored(topic)) == 24
 
 
-async def test_a_silent_broker_is_avoided_for_the_period_that_was_set(env: Environment) -> None:
+async def test_a_silent_broker_is_avoided_for_the_configured_period(env: Environment) -> None:
     topic = env.topic()
     async with (
         Network(env.cluster) as network,
@@ -76,14 +76,14 @@ async def test_a_slow_broker_is_avoided_by_its_latency(env: Environment) -> None
         env.producer(nameservers=network.nameservers, timeout_ms=10_000) as producer,
     ):
         await _brokers_of(producer, topic, 8)
-        network.broker("broker-b").delay_s = 0.4  # each way: RocketMQ avoids above 550 ms
+        network.broker("broker-b").delay_s = 0.4  # per direction: RocketMQ avoids above 550 ms
         queue = MessageQueue(topic, "broker-b", 0)
         await producer.send(Message(topic, "slow"), queue=queue)
         assert await _brokers_of(producer, topic, 16) == {"broker-a"}
         network.broker("broker-b").delay_s = 0.0
 
 
-async def test_avoidance_can_be_switched_off(env: Environment) -> None:
+async def test_avoidance_can_be_disabled(env: Environment) -> None:
     topic = env.topic()
     async with (
         Network(env.cluster) as network,
@@ -98,7 +98,7 @@ async def test_avoidance_can_be_switched_off(env: Environment) -> None:
         assert await _brokers_of(producer, topic, 8) == {"broker-a", "broker-b"}
 
 
-async def test_when_nothing_helps_the_error_tells_all_attempts(env: Environment) -> None:
+async def test_the_final_error_lists_all_attempts(env: Environment) -> None:
     topic = env.topic()
     async with (
         Network(env.cluster) as network,
@@ -115,7 +115,7 @@ async def test_when_nothing_helps_the_error_tells_all_attempts(env: Environment)
         assert topic in str(caught.value)
         shown = str(caught.value) + "".join(map(str, caught.value.attempts))
         assert all(proxy.address in shown for proxy in network.brokers.values())
-        # A queue that was asked for is not replaced by another.
+        # A send to a given queue is not retried on another one.
         with pytest.raises(PenstockError):
             await producer.send(Message(topic, "x"), queue=MessageQueue(topic, "broker-a", 0))
         for proxy in network.brokers.values():
@@ -131,7 +131,7 @@ async def test_when_nothing_helps_the_error_tells_all_attempts(env: Environment)
     assert "healed" in text(env.stored(topic))
 
 
-async def test_a_timeout_is_kept_and_named(env: Environment) -> None:
+async def test_a_send_fails_at_its_timeout_and_names_it(env: Environment) -> None:
     topic = env.topic()
     async with (
         Network(env.cluster) as network,
@@ -149,7 +149,7 @@ async def test_a_timeout_is_kept_and_named(env: Environment) -> None:
             proxy.flow()
 
 
-async def test_no_nameserver_at_all_names_each_address(env: Environment) -> None:
+async def test_the_error_without_a_nameserver_names_each_address(env: Environment) -> None:
     async with Network(env.cluster) as network:
         network.names.refusing = True
         dead = "127.0.0.1:1"

@@ -24,7 +24,7 @@ WRONG = {"access_key": "root", "secret_key": "not-the-secret"}
 
 @pytest.fixture(scope="module")
 def guarded(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster of the same kind with one broker, which asks who one is."""
+    """A cluster of the same kind with one broker that requires signatures."""
     directory = tmp_path_factory.mktemp("guarded")
     user, password = ROOT.values()
     conf = {
@@ -52,7 +52,7 @@ def _make_topic(cluster: Cluster, topic: str) -> None:
     cluster.await_route(topic, [cluster.brokers[0].name])
 
 
-async def test_who_signs_may_send_and_consume(env: Environment, guarded: Cluster) -> None:
+async def test_signed_clients_may_send_and_consume(env: Environment, guarded: Cluster) -> None:
     topic = env.name()
     _make_topic(guarded, topic)
     inbox = Inbox()
@@ -68,7 +68,7 @@ async def test_who_signs_may_send_and_consume(env: Environment, guarded: Cluster
 
 
 @pytest.mark.parametrize("who", [WRONG, {}], ids=["wrong", "nobody"])
-async def test_who_does_not_is_refused(
+async def test_unsigned_clients_are_refused(
     env: Environment, guarded: Cluster, who: dict[str, str]
 ) -> None:
     topic = env.name()
@@ -90,9 +90,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 def encrypted(
     cluster: Cluster, pair: Pair, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """A cluster with a certificate that takes plain connections too, as RocketMQ by default."""
+    """A cluster with a certificate that also accepts plain connections, as RocketMQ by default."""
     if cluster.kind == "apache":
-        # Apache makes a certificate of its own where it is given none: same client, no trust.
+        # Apache generates a certificate if none is configured.
         yield cluster
         return
     conf = {
@@ -118,11 +118,11 @@ async def _exchange(env: Environment, cluster: Cluster, context: ssl.SSLContext 
         await inbox.count(9)
 
 
-async def test_tls_without_trust(env: Environment, encrypted: Cluster) -> None:
+async def test_tls_without_certificate_verification(env: Environment, encrypted: Cluster) -> None:
     await _exchange(env, encrypted, True)
 
 
-async def test_tls_with_a_checked_certificate(
+async def test_tls_with_certificate_verification(
     env: Environment, encrypted: Cluster, pair: Pair
 ) -> None:
     if env.cluster.kind == "apache":
@@ -131,7 +131,7 @@ async def test_tls_with_a_checked_certificate(
     await _exchange(env, encrypted, context)
 
 
-async def test_a_certificate_that_is_not_trusted(env: Environment, encrypted: Cluster) -> None:
+async def test_an_untrusted_certificate_is_refused(env: Environment, encrypted: Cluster) -> None:
     context = ssl.create_default_context()
     with pytest.raises(PenstockError) as caught:
         async with env.producer(nameservers=encrypted.nameservers, ssl=context) as producer:
@@ -139,6 +139,6 @@ async def test_a_certificate_that_is_not_trusted(env: Environment, encrypted: Cl
     assert "certificate" in str(caught.value).lower()
 
 
-def test_a_key_without_its_secret(env: Environment, tmp_path: Path) -> None:
+def test_an_access_key_without_its_secret_is_refused(env: Environment, tmp_path: Path) -> None:
     with pytest.raises(PenstockError):
         env.producer(access_key="alice")

@@ -1,4 +1,4 @@
-"""Traces of what was sent and consumed, as RocketMQ's clients write them."""
+"""Traces of sends and consumption in the format of RocketMQ's clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def find(env: Environment, key: str, topic: str = TRACES) -> list[list[str]]:
 
 
 async def traced(env: Environment, key: str, kind: str, count: int = 1, **where: str) -> Any:
-    """So many records of a kind, once they are there."""
+    """Wait for this many records of a kind; returns them."""
 
     def look() -> list[list[str]]:
         found = [record for record in find(env, key, **where) if record[0] == kind]
@@ -39,7 +39,7 @@ async def traced(env: Environment, key: str, kind: str, count: int = 1, **where:
     return await eventually(look)
 
 
-async def test_a_message_is_traced_from_its_sending_to_its_end(env: Environment) -> None:
+async def test_sends_and_consumption_are_traced(env: Environment) -> None:
     topic, group = env.topic(), env.name("c")
     async with env.producer(trace=True) as producer:
         receipt = await producer.send(Message(topic, "hello", tags="t", keys=[env.name("key")]))
@@ -88,7 +88,7 @@ async def test_batches_transactions_and_delays_are_traced(env: Environment) -> N
     assert pub[11] == "1"
 
 
-async def test_traces_go_to_a_topic_of_ones_own(env: Environment) -> None:
+async def test_traces_can_be_written_to_another_topic(env: Environment) -> None:
     topic, own = env.topic(), env.topic("traces")
     async with env.producer(trace=own) as producer:
         receipt = await producer.send(Message(topic, "hello"))
@@ -96,7 +96,7 @@ async def test_traces_go_to_a_topic_of_ones_own(env: Environment) -> None:
     assert find(env, receipt.message_id) == []
 
 
-async def test_without_asking_nothing_is_traced(env: Environment) -> None:
+async def test_nothing_is_traced_by_default(env: Environment) -> None:
     topic, own = env.topic(), env.topic("traces")
     async with env.producer() as silent, env.producer(trace=True) as producer:
         quiet = await silent.send(Message(topic, "quiet"))

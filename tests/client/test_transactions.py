@@ -1,4 +1,4 @@
-"""Transactions: committed, rolled back, asked about, ended by another process."""
+"""Transactions: commit, rollback, checks, and ends by another process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def _delivered(env: Environment, topic: str, bodies: Sequence[str]) -> Non
     await eventually(lambda: sorted(text(env.stored(topic))) == sorted(bodies))
 
 
-async def test_the_end_of_the_block_commits(env: Environment) -> None:
+async def test_a_block_that_ends_normally_commits(env: Environment) -> None:
     topic = env.topic()
     async with _producer(env) as producer:
         message = Message(topic, "paid", tags="t", keys=["k"], properties={"a": "b"})
@@ -37,7 +37,7 @@ async def test_the_end_of_the_block_commits(env: Environment) -> None:
     assert stored.unique_id
 
 
-async def test_an_exception_rolls_back_and_is_raised(env: Environment) -> None:
+async def test_an_exception_in_the_block_rolls_back_and_is_raised(env: Environment) -> None:
     topic = env.topic()
     async with _producer(env) as producer:
         with pytest.raises(ZeroDivisionError):
@@ -46,13 +46,13 @@ async def test_an_exception_rolls_back_and_is_raised(env: Environment) -> None:
         async with producer.transaction(Message(topic, "committed")):
             pass
         await _delivered(env, topic, ["committed"])
-        # Nobody asks about what was rolled back; what is asked about would come within seconds.
+        # A rolled back message is not checked; a check would come within seconds.
         async with producer.transaction(Message(topic, "last")):
             await asyncio.sleep(0)
         await _delivered(env, topic, ["committed", "last"])
 
 
-async def test_a_handle_is_small_text_that_another_producer_can_end(env: Environment) -> None:
+async def test_another_producer_can_end_a_transaction_by_its_handle(env: Environment) -> None:
     topic = env.topic()
     async with _producer(env) as producer:
         kept = await producer.prepare(Message(topic, "kept"))
@@ -78,7 +78,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_another_process_commits(env: Environment) -> None:
+async def test_another_process_can_commit_a_transaction(env: Environment) -> None:
     topic = env.topic()
     async with _producer(env) as producer:
         handle = await producer.prepare(Message(topic, "across"))
@@ -90,13 +90,13 @@ async def test_another_process_commits(env: Environment) -> None:
         await _delivered(env, topic, ["across"])
 
 
-def test_no_text_but_a_handle_is_one() -> None:
+def test_text_that_is_not_a_handle_is_refused() -> None:
     for bad in ("", "x", "a:b:c:d:e:f:g", "{}", "é" * 50):
         with pytest.raises((PenstockError, ValueError)):
             TransactionHandle.parse(bad)
 
 
-async def test_the_broker_asks_about_halves_without_an_end(env: Environment) -> None:
+async def test_open_half_messages_are_checked(env: Environment) -> None:
     topic = env.topic()
     asked: list[ReceivedMessage] = []
     answers: dict[str, list[Decision | bool | Exception | None]] = {
@@ -131,7 +131,7 @@ async def test_the_broker_asks_about_halves_without_an_end(env: Environment) -> 
     assert "false" not in stored
 
 
-async def test_a_check_may_be_a_coroutine_and_a_decorated_function(env: Environment) -> None:
+async def test_a_check_may_be_a_coroutine_or_a_decorated_function(env: Environment) -> None:
     topic = env.topic()
     async with _producer(env) as producer:
 
@@ -145,12 +145,12 @@ async def test_a_check_may_be_a_coroutine_and_a_decorated_function(env: Environm
         await _delivered(env, topic, ["yes"])
 
 
-async def test_halves_of_a_dead_producer_are_asked_about_at_another_of_its_group(
+async def test_half_messages_of_a_dead_producer_are_checked_with_another_of_its_group(
     env: Environment,
 ) -> None:
     topic = env.topic()
     async with _producer(env) as producer:
         await producer.prepare(Message(topic, "orphan"))
-    # It has sent nothing: `topics` tell it which brokers may ask.
+    # It has sent nothing: `topics` name the brokers that may check.
     async with _producer(env, check=lambda message: Decision.COMMIT, topics=[topic]):
         await _delivered(env, topic, ["orphan"])

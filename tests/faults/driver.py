@@ -1,9 +1,9 @@
-"""A client of a broker that dies: it sends, consumes, hands back and ends transactions, and notes
-what it was promised and what it saw.
+"""A client of a broker that is killed repeatedly: it sends, consumes, sends back and ends
+transactions, and records what was acknowledged and what it received.
 
-It outlives the broker: whatever was not answered counts as not promised, and goes on with the next
-broker. Each sender waits for its answer before it sends again, so that what is stored in a queue is
-stored in the order of the numbers.
+It outlives the broker: a request without a response counts as not acknowledged, and the client
+continues with the next broker. Each sender waits for its response before it sends again, so the
+messages of a queue are stored in the order of their numbers.
 """
 
 import asyncio
@@ -34,27 +34,27 @@ Place = tuple[str, int]
 
 @dataclass(slots=True)
 class Sent:
-    """One message: when it was sent, when it may arrive, what was promised."""
+    """A sent message: when it was sent, when it may arrive, and what was acknowledged."""
 
     sent_ms: int
     due_ms: int
-    fate: int = COMMIT  # of a transaction
-    decided_ms: int = 0  # when its end was first asked for
+    outcome: int = COMMIT  # of a transaction
+    decided_ms: int = 0  # when its commit or rollback was first requested
     acked: bool = False
     ended: bool = False
 
 
 @dataclass(slots=True)
-class Handed:
-    """A message that was handed back: when first, and whether that was answered."""
+class SentBack:
+    """A message that was sent back: when first, and whether that was acknowledged."""
 
     first_ms: int
     acked: bool = False
 
 
 @dataclass(slots=True)
-class Got:
-    """A message that a consumer got."""
+class Received:
+    """A message that a consumer received."""
 
     name: str
     queue_offset: int
@@ -64,16 +64,16 @@ class Got:
 
 
 @dataclass(slots=True)
-class Ledger:
-    """What was promised, and what was seen."""
+class History:
+    """What was acknowledged, and what was received."""
 
     sent: dict[str, Sent] = field(default_factory=dict)
-    handed: dict[str, Handed] = field(default_factory=dict)
-    got: dict[Place, list[Got]] = field(default_factory=dict)
+    sent_back: dict[str, SentBack] = field(default_factory=dict)
+    got: dict[Place, list[Received]] = field(default_factory=dict)
     checks: int = 0
 
     def names(self, topic: str) -> set[str]:
-        """The messages that came under a topic."""
+        """The names of the messages received from a topic."""
         return {one.name for (name, _), rows in self.got.items() if name == topic for one in rows}
 
 
@@ -85,14 +85,14 @@ class Driver:
     """All clients of one broker, over one connection."""
 
     def __init__(self, address: str, seed: str) -> None:
-        self.ledger = Ledger()
+        self.history = History()
         self.rng = random.Random(seed)
         self._peer = Peer(address, on_request=self._asked)
         self._up = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._faults: list[BaseException] = []
 
-    # --- life
+    # --- life cycle
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
@@ -107,12 +107,12 @@ class Driver:
             self._faults.append(error)
 
     def check(self) -> None:
-        """Raise what went wrong in the background."""
+        """Raise the first error of a background task."""
         if self._faults:
             raise self._faults[0]
 
     async def broker_is_up(self) -> None:
-        """Say who we are, so that transactions can be asked about."""
+        """Send a heartbeat, so that the broker can check transactions."""
         data = HeartbeatData(client_id="driver", producer_data_set=[ProducerData(group_name=GROUP)])
         answer = await self._peer.call(
             RequestCode.HEART_BEAT, {}, fastjson.encode(data), timeout_ms=CALL_MS
@@ -130,7 +130,7 @@ class Driver:
         await self._peer.close()
 
     async def ask(self, code: int, ext: dict[str, str], body: bytes = b"") -> Response | None:
-        """The answer, or None if the broker died over it."""
+        """The response, or None if the broker died before it."""
         await self._up.wait()
         try:
             return await self._peer.call(code, ext, body, timeout_ms=CALL_MS)
@@ -143,8 +143,8 @@ class Driver:
         self, name: str, topic: str, queue_id: int, sent: Sent, properties: dict[str, str],
         sys_flag: int = 0,
     ) -> Response | None:  # fmt: skip
-        """Send a message and note it; the answer if it was promised."""
-        self.ledger.sent[name] = sent
+        """Send a message and record it; returns the response if there is one."""
+        self.history.sent[name] = sent
         named = {"UNIQ_KEY": name.upper().ljust(32, "0"), "KEYS": name, **properties}
         ext = {
             "a": GROUP, "b": topic, "c": "TBW102", "d": "4", "e": str(queue_id),
@@ -161,7 +161,7 @@ class Driver:
     async def send_transaction(
         self, name: str, topic: str, queue_id: int, sent: Sent, properties: dict[str, str]
     ) -> None:
-        """Send a half and, unless that is left to the checks, end it."""
+        """Send a half message and end its transaction, unless that is left to a check."""
         half = {"TRAN_MSG": "true", "PGROUP": GROUP, **properties}
         answer = await self.send(name, topic, queue_id, sent, half, PREPARED)
         if answer is None or self.rng.random() < 0.3:
@@ -170,9 +170,9 @@ class Driver:
             "tranStateTableOffset": answer.ext["queueOffset"],
             "commitLogOffset": str(decode_offset_id(answer.ext["msgId"]).offset),
         }
-        await self._end(name, sent, handle, sent.fate, checked=False)
-        if self.rng.random() < 0.3:  # a client that has lost the answer
-            await self._end(name, sent, handle, sent.fate, checked=False)
+        await self._end(name, sent, handle, sent.outcome, checked=False)
+        if self.rng.random() < 0.3:  # a client that has lost the response
+            await self._end(name, sent, handle, sent.outcome, checked=False)
 
     async def _end(
         self, name: str, sent: Sent, handle: dict[str, str], state: int, *, checked: bool
@@ -192,20 +192,23 @@ class Driver:
         if ask.code != RequestCode.CHECK_TRANSACTION_STATE:
             return None
         name = decode_message(ask.body).body.decode()
-        self.ledger.checks += 1
-        sent = self.ledger.sent[name]
+        self.history.checks += 1
+        sent = self.history.sent[name]
         handle = {key: ask.ext[key] for key in ("tranStateTableOffset", "commitLogOffset")}
-        state = UNKNOWN if self.rng.random() < 0.2 else sent.fate
+        state = UNKNOWN if self.rng.random() < 0.2 else sent.outcome
         self.start(self._end(name, sent, handle, state, checked=True))
         return None
 
     # --- consuming
 
     async def consume(
-        self, topic: str, queue_id: int, then: Callable[[Got], Coroutine[Any, Any, None]] | None
+        self,
+        topic: str,
+        queue_id: int,
+        then: Callable[[Received], Coroutine[Any, Any, None]] | None,
     ) -> None:
-        """Pull a queue from its first message on, for ever."""
-        rows = self.ledger.got.setdefault((topic, queue_id), [])
+        """Pull a queue from its first message on until cancelled."""
+        rows = self.history.got.setdefault((topic, queue_id), [])
         while True:
             for one in await self.pull(topic, queue_id, len(rows)):
                 assert one.queue_offset == len(rows), (topic, queue_id, one.queue_offset)
@@ -213,8 +216,8 @@ class Driver:
                     await then(one)
                 rows.append(one)
 
-    async def pull(self, topic: str, queue_id: int, offset: int) -> list[Got]:
-        """What lies in a queue from an offset on; waits a little for the first."""
+    async def pull(self, topic: str, queue_id: int, offset: int) -> list[Received]:
+        """The messages of a queue from an offset on; waits a little for the first one."""
         ext = {
             "consumerGroup": GROUP, "topic": topic, "queueId": str(queue_id),
             "queueOffset": str(offset), "maxMsgNums": "32", "sysFlag": "6", "commitOffset": "0",
@@ -230,20 +233,20 @@ class Driver:
         assert answer.code == 0, (topic, queue_id, offset, answer)
         at = now_ms()
         return [
-            Got(message.body.decode(), message.queue_offset, message.store_ms, at, message)
+            Received(message.body.decode(), message.queue_offset, message.store_ms, at, message)
             for message in decode_messages(answer.body)
         ]
 
-    async def hand_back(self, got: Got) -> None:
-        """Hand a message back, for a second later, until that is promised."""
-        handed = self.ledger.handed.setdefault(got.name, Handed(now_ms()))
+    async def send_back(self, got: Received) -> None:
+        """Send a message back with a delay of a second, until that is acknowledged."""
+        sent_back = self.history.sent_back.setdefault(got.name, SentBack(now_ms()))
         ext = {
             "offset": str(got.message.physical_offset), "group": GROUP, "delayLevel": "1",
             "originMsgId": got.message.message_id, "originTopic": got.message.topic,
             "unitMode": "false", "maxReconsumeTimes": "16",
         }  # fmt: skip
-        while not handed.acked:
+        while not sent_back.acked:
             answer = await self.ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext)
             if answer is not None:
                 assert answer.code == 0, (got.name, answer)
-                handed.acked = True
+                sent_back.acked = True

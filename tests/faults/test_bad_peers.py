@@ -21,7 +21,7 @@ import pytest
 
 from penstock.wire.output import encode
 from tests.depth import rounds
-from tests.faults.neighbour import read_frame, send_frame
+from tests.faults.healthy_client import read_frame, send_frame
 
 MIB = 1024 * 1024
 BOUND_MIB = 128
@@ -29,7 +29,7 @@ BUDGET = 32 * MIB
 
 
 class Broker:
-    """A broker process of its own."""
+    """A broker in a separate process."""
 
     def __init__(self, folder: Path) -> None:
         with socket.socket() as probe:
@@ -77,10 +77,10 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 @contextmanager
-def neighbour(broker: Broker, what: str) -> Iterator[None]:
-    """Keep a well-behaved client busy beside the misbehaving ones; says how it fared."""
+def healthy_client(broker: Broker, what: str) -> Iterator[None]:
+    """Run a healthy client beside the misbehaving ones, and print its latencies."""
     client = subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.neighbour", str(broker.port)],
+        [sys.executable, "-m", "tests.faults.healthy_client", str(broker.port)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert client.stdout is not None
@@ -89,22 +89,23 @@ def neighbour(broker: Broker, what: str) -> Iterator[None]:
         yield
     finally:
         printed, _ = client.communicate()
-    assert client.returncode == 0, "the neighbour was not served"
+    assert client.returncode == 0, "the healthy client was not served"
     taken = sorted(json.loads(printed))
     print(
-        f"{what}: own memory {broker.own_mib():.0f} MiB; a neighbour's {len(taken)} sends took "
+        f"{what}: own memory {broker.own_mib():.0f} MiB; "
+        f"{len(taken)} sends of a healthy client took "
         f"{taken[len(taken) // 2]:.2f} ms in the middle, {taken[int(len(taken) * 0.99)]:.2f} p99"
     )
     assert broker.own_mib() < BOUND_MIB
 
 
-def test_random_bytes(broker: Broker) -> None:
+def test_random_bytes_do_not_affect_other_clients(broker: Broker) -> None:
     choice = random.Random(1)
-    with neighbour(broker, "random bytes"):
+    with healthy_client(broker, "random bytes"):
         for _ in range(rounds(ci=100, proof=2000)):
             with broker.connect() as connection:
                 data = choice.randbytes(choice.randrange(1, 2000))
-                if choice.random() < 0.5:  # a sound beginning
+                if choice.random() < 0.5:  # a valid start
                     data = send_frame(1)[: choice.randrange(4, 200)] + data
                 try:
                     connection.sendall(data)
@@ -115,8 +116,8 @@ def test_random_bytes(broker: Broker) -> None:
                     pass
 
 
-def test_damaged_requests(broker: Broker) -> None:
-    """Sound frames with some bytes changed: answered or closed, never a crash."""
+def test_damaged_requests_do_not_affect_other_clients(broker: Broker) -> None:
+    """Valid frames with some bytes changed: answered or closed, never a crash."""
     choice = random.Random(2)
     good = [
         send_frame(7),
@@ -130,7 +131,7 @@ def test_damaged_requests(broker: Broker) -> None:
         encode(28), encode(202, {"topic": "TopicT"}), encode(25, {}, b"brokerPermission=6"),
         encode(103, {"brokerName": "b"}, b"{}"), encode(41, {}, b'{"mqSet":[]}'),
     ]  # fmt: skip
-    with neighbour(broker, "damaged requests"):
+    with healthy_client(broker, "damaged requests"):
         for _ in range(rounds(ci=150, proof=3000)):
             data = bytearray(choice.choice(good))
             for _ in range(choice.randrange(1, 6)):
@@ -145,9 +146,9 @@ def test_damaged_requests(broker: Broker) -> None:
                     pass
 
 
-def test_huge_lengths_and_half_frames(broker: Broker) -> None:
-    """Frames that are announced and never finished cost what was sent of them, not more."""
-    with neighbour(broker, "half frames"), ExitStack() as stack:
+def test_unfinished_frames_with_huge_lengths_do_not_exhaust_memory(broker: Broker) -> None:
+    """Unfinished frames take the memory of the bytes sent, not of their announced length."""
+    with healthy_client(broker, "half frames"), ExitStack() as stack:
         for number in range(rounds(ci=100, proof=1000)):
             connection = stack.enter_context(broker.connect())
             if number % 3 == 0:
@@ -158,22 +159,22 @@ def test_huge_lengths_and_half_frames(broker: Broker) -> None:
                 connection.sendall(send_frame(1, bytes(500_000))[:300_000])
 
 
-def test_slow_loris(broker: Broker) -> None:
+def test_clients_that_send_one_byte_at_a_time_do_not_exhaust_memory(broker: Broker) -> None:
     """Many connections that send a byte now and then."""
     frame = send_frame(1)
-    with neighbour(broker, "slow loris"), ExitStack() as stack:
+    with healthy_client(broker, "slow loris"), ExitStack() as stack:
         wires = [stack.enter_context(broker.connect()) for _ in range(rounds(ci=100, proof=1000))]
         for at in range(20):
             for wire in wires:
                 wire.sendall(frame[at : at + 1])
 
 
-def test_idle_connections(broker: Broker) -> None:
+def test_idle_connections_do_not_exhaust_memory(broker: Broker) -> None:
     count = rounds(ci=500, proof=5000)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, count + 500)), hard))
     before = broker.own_mib()
-    with neighbour(broker, f"{count} idle connections"), ExitStack() as stack:
+    with healthy_client(broker, f"{count} idle connections"), ExitStack() as stack:
         for _ in range(count):
             stack.enter_context(broker.connect())
         with broker.connect() as last:
@@ -182,8 +183,8 @@ def test_idle_connections(broker: Broker) -> None:
         print(f"{(broker.own_mib() - before) * 1024 / count:.1f} KiB per connection")
 
 
-def test_consumers_that_never_read(broker: Broker) -> None:
-    """They ask for the same megabytes again and again and do not take the answers."""
+def test_consumers_that_never_read_do_not_exhaust_memory(broker: Broker) -> None:
+    """They request the same megabytes again and again and never read the responses."""
     with broker.connect() as connection:
         for number in range(40):
             connection.sendall(send_frame(number, bytes(100_000)))
@@ -193,10 +194,10 @@ def test_consumers_that_never_read(broker: Broker) -> None:
         "maxMsgNums": "32", "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0",
         "subscription": "*", "subVersion": "0",
     })  # fmt: skip
-    with neighbour(broker, "consumers that never read"), ExitStack() as stack:
+    with healthy_client(broker, "consumers that never read"), ExitStack() as stack:
         for _ in range(rounds(ci=20, proof=200)):
             wire = stack.enter_context(broker.connect())
             wire.setblocking(False)
             with suppress(BlockingIOError):
                 wire.send(pull * 2000)
-        time.sleep(0.5)  # let them fill up: there is no event for "as full as it gets"
+        time.sleep(0.5)  # let the buffers fill up: no event reports that they are full

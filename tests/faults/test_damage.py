@@ -1,10 +1,10 @@
-"""Damaged files: a store opens, keeps what is good, and never falls over.
+"""Damaged files: a store opens, keeps what is intact, and never crashes.
 
 Unlike a power cut, damage follows no rule: bits flip, ranges turn to zero or to noise, files are
 cut short, in any file of a store that crashed or was closed. Records have a CRC for the body only,
 so a flipped bit may go unnoticed; what is asserted is what can be known:
 
-* opening ends with a store or with an error of ours, the latter only if `penstock.json` is hit;
+* opening ends with a store or with a PenstockError, the latter only if `penstock.json` is hit;
 * the log keeps every record before the damage, and every undamaged record that it keeps at all
   is at its offset with its bytes;
 * damage outside the log and its queues costs no message;
@@ -50,7 +50,7 @@ PURE_ROUNDS = rounds(ci=12, proof=200)
 
 
 def make_store(root: Path, rng: Random, *, closed: bool) -> Model:
-    """A store of several files of each kind; left behind by a dead process unless `closed`."""
+    """A store with several files of each kind, as a killed process leaves it unless `closed`."""
     model = Model()
     disk = FaultyDisk(root)
     store = open_store(root, CONFIG, disk)
@@ -68,7 +68,7 @@ def make_store(root: Path, rng: Random, *, closed: bool) -> Model:
 
 
 def do_damage(path: Path, rng: Random) -> int:
-    """Damage a file somewhere in the part that is written; returns the first place hit."""
+    """Damage a file somewhere in its written part; returns the first damaged offset."""
     data = bytearray(path.read_bytes())
     written = max(len(data.rstrip(b"\0")), 1)
     at = rng.randrange(written)
@@ -88,7 +88,7 @@ def do_damage(path: Path, rng: Random) -> int:
 
 
 def damage_round(root: Path, seed: int, kind: str = "*") -> None:
-    """Make a store, damage one file, open it and hold it to the rules above."""
+    """Make a store, damage one file, open it and check the rules above."""
     rng = Random(seed)
     closed = rng.random() < 0.5
     model = make_store(root, rng, closed=closed)
@@ -116,7 +116,7 @@ def damage_round(root: Path, seed: int, kind: str = "*") -> None:
 
 
 def check_log(store: MessageStore, model: Model, hit: int) -> None:
-    """Records before the damage are there; so are those behind it, if the log goes on at all."""
+    """Records before the damage exist; so do those behind it, if the log continues at all."""
     segment_end = hit - hit % SEGMENT_BYTES + SEGMENT_BYTES
     for stored in model.stored:
         whole = stored.end <= hit
@@ -133,7 +133,7 @@ def check_queues(store: MessageStore, model: Model) -> None:
 
 
 def look_around(store: MessageStore, model: Model) -> None:
-    """Use every way to read; the answers may be wrong where the damage is, but they end."""
+    """Use every way to read; results may be wrong near the damage, but every read ends."""
     for queue in store.queues.rows:
         reader = store.new_reader()
         offset = queue.min_offset
@@ -157,7 +157,7 @@ def look_around(store: MessageStore, model: Model) -> None:
 
 
 def write_on(store: MessageStore, root: Path) -> None:
-    """The opened store takes messages, gives them back and can be closed and opened again."""
+    """The opened store accepts messages, returns them and can be closed and opened again."""
     fresh = [Message(t, q, b"after", "a", (f"new{t}{q}",)) for t in ("c", "n") for q in (0, 3)]
     places = []
     for message in fresh:
@@ -180,18 +180,20 @@ def write_on(store: MessageStore, root: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(rounds(ci=60, proof=1500)))
-def test_damage_anywhere_is_survived(tmp_path: Path, seed: int) -> None:
+def test_the_store_survives_damage_anywhere(tmp_path: Path, seed: int) -> None:
     damage_round(tmp_path / "store", seed)
 
 
 @pytest.mark.parametrize("kind", ["0*", "penstock.snapshot", "checkpoint", "penstock.json", "2*"])
 @pytest.mark.parametrize("seed", range(rounds(ci=6, proof=150)))
-def test_damage_to_each_kind_of_file_is_survived(tmp_path: Path, seed: int, kind: str) -> None:
+def test_the_store_survives_damage_to_each_kind_of_file(
+    tmp_path: Path, seed: int, kind: str
+) -> None:
     damage_round(tmp_path / "store", 10_000 + seed, kind)
 
 
 @pytest.mark.skipif(os.environ.get("PENSTOCK_PURE") == "1", reason="runs in pure mode already")
-def test_damage_is_survived_by_the_uncompiled_kernel() -> None:
+def test_uncompiled_code_survives_damage() -> None:
     env = {**os.environ, "PENSTOCK_PURE": "1"}
     command = [sys.executable, "-m", "tests.faults.test_damage", str(PURE_ROUNDS)]
     subprocess.run(command, env=env, check=True, cwd=Path(__file__).parents[2])
@@ -199,10 +201,10 @@ def test_damage_is_survived_by_the_uncompiled_kernel() -> None:
 
 @pytest.mark.parametrize("victim", range(20))
 @pytest.mark.parametrize(("place", "bit"), [(15, 1), (27, 1), (27, 8), (26, 1)])
-def test_a_flipped_record_head_costs_no_other_message_its_entry(
+def test_a_bit_flip_in_a_record_header_does_not_affect_entries_of_other_messages(
     tmp_path: Path, victim: int, place: int, bit: int
 ) -> None:
-    """The head of a record has no CRC: its queue id or queue offset may say anything."""
+    """The header of a record has no CRC: its queue id and queue offset may be wrong."""
     model = Model()
     store = open_store(tmp_path, CONFIG, FaultyDisk(tmp_path))
     for serial in range(20):
@@ -215,11 +217,11 @@ def test_a_flipped_record_head_costs_no_other_message_its_entry(
     data[hit.offset + place] ^= bit
     path.write_bytes(data)
     store = open_store(tmp_path, CONFIG, FaultyDisk(tmp_path), LATER_MS)
-    # The last of a queue has no successor that could contradict it, so what it says is believed.
+    # The last record of a queue has no successor that could contradict it, so it is trusted.
     if victim >= 18:
         store.close()
         return
-    # With the other queue's id an even one fits there exactly, and takes its successor's place.
+    # With the id of the other queue an even record fits there exactly and replaces its successor.
     robbed = model.stored[victim + 1] if place == 15 and victim % 2 == 0 else None
     for stored in model.stored:
         if stored is not hit and stored is not robbed:
@@ -229,8 +231,8 @@ def test_a_flipped_record_head_costs_no_other_message_its_entry(
 
 
 @pytest.mark.parametrize("bit", [6, 20])
-def test_a_damaged_last_entry_without_a_snapshot_costs_no_record(tmp_path: Path, bit: int) -> None:
-    """Closed by Apache's broker, or the snapshot is damaged too: queues tell where the log ends."""
+def test_a_damaged_last_entry_without_a_snapshot_loses_no_record(tmp_path: Path, bit: int) -> None:
+    """Closed by Apache's broker, or with a damaged snapshot: queues define where the log ends."""
     root = tmp_path / "store"
     model = Model()
     store = open_store(root, CONFIG, FaultyDisk(root))

@@ -1,4 +1,4 @@
-"""A disk that fails to sync or runs full: writes stop, with the reason, and resume if they may."""
+"""A disk that fails to sync or is full: writes stop with a reason, and resume if that is safe."""
 
 import logging
 from pathlib import Path
@@ -32,7 +32,7 @@ def fresh(root: Path, *, sync_flush: bool = True) -> tuple[MessageStore, FaultyD
 
 
 @pytest.mark.parametrize("sync_flush", [True, False])
-def test_a_failed_fsync_of_the_log_stops_writing_for_good(
+def test_a_failed_fsync_of_the_log_stops_writes_permanently(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, sync_flush: bool
 ) -> None:
     store, disk, model = fresh(tmp_path / "s", sync_flush=sync_flush)
@@ -49,7 +49,7 @@ def test_a_failed_fsync_of_the_log_stops_writing_for_good(
     if sync_flush:
         assert store.confirm_offset == safe, "what is not durable was shown to readers"
     assert put(store, [Message("t", 0, b"more")], START_MS) == REFUSED
-    flush(store)  # the disk works again, but nobody knows what it has lost meanwhile
+    flush(store)  # the disk works again, but it is unknown what it has lost meanwhile
     store.tick(START_MS + 60_000)
     assert put(store, [Message("t", 0, b"more")], START_MS) == REFUSED
     assert store.flusher.flushed() == safe
@@ -67,13 +67,13 @@ class NoQueueSync(Disk):
         raise OSError(5, "Input/output error")
 
 
-def test_a_failed_fsync_of_a_queue_stops_writing_and_leaves_the_checkpoint(
+def test_a_failed_fsync_of_a_queue_stops_writes_and_keeps_the_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = open_store(tmp_path / "s", small_config(sync_flush=False), Disk())
     assert put(store, [Message("t", 0, b"x")], START_MS) == PUT_OK
     store.publish()
-    store.disk.close()  # ends what the pool still does
+    store.disk.close()  # waits for the thread pool
     store.queues.rows[0].disk.__class__ = NoQueueSync
     with caplog.at_level(logging.ERROR):
         store.tick(START_MS + 5_000)
@@ -88,7 +88,7 @@ def test_a_failed_fsync_of_a_queue_stops_writing_and_leaves_the_checkpoint(
 
 
 def refused_and_unchanged(store: MessageStore, model: Model, messages: list[Message]) -> None:
-    """A put is refused for want of space, again after a tick, and has changed nothing."""
+    """A put is refused for lack of space, again after a tick, and has changed nothing."""
     for now_ms in (START_MS, START_MS + 1):
         assert put(store, messages, now_ms) == REFUSED
         assert isinstance(store.refusal, DiskFull)
@@ -99,7 +99,7 @@ def refused_and_unchanged(store: MessageStore, model: Model, messages: list[Mess
 
 
 def resumed(store: MessageStore, disk: FaultyDisk, model: Model, messages: list[Message]) -> None:
-    """Space is back: the next tick lets writes in, and everything is found after a restart."""
+    """There is space again: the next tick allows writes, and a restart finds everything."""
     disk.space_left = None
     store.tick(START_MS + 2)
     assert store.refusal is None
@@ -116,7 +116,9 @@ def resumed(store: MessageStore, disk: FaultyDisk, model: Model, messages: list[
     store.close()
 
 
-def test_no_space_for_the_next_segment_refuses_the_put_and_resumes(tmp_path: Path) -> None:
+def test_a_put_without_space_for_the_next_segment_is_refused_until_there_is_space(
+    tmp_path: Path,
+) -> None:
     store, disk, model = fresh(tmp_path / "s")
     for _ in range(14):
         put_ok(store, model, [Message("t", 0, BODY)], START_MS)
@@ -127,7 +129,9 @@ def test_no_space_for_the_next_segment_refuses_the_put_and_resumes(tmp_path: Pat
     resumed(store, disk, model, [Message("t", 0, bytes(2000))])
 
 
-def test_no_space_for_a_new_queue_refuses_the_put_and_resumes(tmp_path: Path) -> None:
+def test_a_put_without_space_for_a_new_queue_is_refused_until_there_is_space(
+    tmp_path: Path,
+) -> None:
     store, disk, model = fresh(tmp_path / "s")
     put_ok(store, model, [Message("t", 0, b"x", keys=("k",))], START_MS)
     disk.space_left = 0
@@ -135,7 +139,9 @@ def test_no_space_for_a_new_queue_refuses_the_put_and_resumes(tmp_path: Path) ->
     resumed(store, disk, model, [Message("other", 1, b"x")])
 
 
-def test_no_space_for_an_index_file_refuses_the_put_and_resumes(tmp_path: Path) -> None:
+def test_a_put_without_space_for_an_index_file_is_refused_until_there_is_space(
+    tmp_path: Path,
+) -> None:
     store, disk, model = fresh(tmp_path / "s")
     for serial in range(21):
         keys = tuple(f"k{serial}.{i}" for i in range(19))
@@ -148,7 +154,7 @@ def test_no_space_for_an_index_file_refuses_the_put_and_resumes(tmp_path: Path) 
     resumed(store, disk, model, [Message("t", 0, b"x", keys=("one", "more"))])
 
 
-def test_no_space_in_the_middle_of_a_batch_refuses_all_of_it(tmp_path: Path) -> None:
+def test_a_batch_without_space_in_the_middle_is_refused_completely(tmp_path: Path) -> None:
     store, disk, model = fresh(tmp_path / "s")
     for _ in range(48):
         put_ok(store, model, [Message("t", 0, b"x")], START_MS)

@@ -1,4 +1,4 @@
-"""kill -9 at random moments, generation after generation of one store, in both flush modes."""
+"""kill -9 at random moments, repeatedly on one store, in both flush modes."""
 
 import random
 import signal
@@ -22,7 +22,7 @@ ENTRY = struct.Struct(">qiq")
 
 
 def write_and_kill(folder: Path, mode: str, seed: int, seconds: float) -> list[Ack]:
-    """Run the writer for a while, kill it, and return what it had acknowledged."""
+    """Run the writer for a while, kill it, and return the messages it had acknowledged."""
     command = [sys.executable, "-m", "tests.faults.writer", str(folder), mode, str(seed)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
@@ -37,7 +37,7 @@ def write_and_kill(folder: Path, mode: str, seed: int, seconds: float) -> list[A
 
 
 def check(store: MessageStore, acks: list[Ack]) -> None:
-    """Everything acknowledged is there, in order, whole, and found by queue and by key."""
+    """Every acknowledged message exists, complete and in order, and is found by queue and key."""
     stored = StoredRecord()
     for ack in acks:
         data = store.lookup.record(ack.offset, store.confirm_offset)
@@ -101,7 +101,7 @@ def walk(store: MessageStore) -> dict[int, tuple[str, int, int, int, int]]:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_nothing_acknowledged_is_lost_by_kill_9(tmp_path: Path, mode: str) -> None:
+def test_acknowledged_messages_survive_kill_9(tmp_path: Path, mode: str) -> None:
     count = rounds(ci=4, proof=50)
     rng = random.Random(f"kill-{mode}")
     acks: list[Ack] = []
@@ -127,7 +127,7 @@ def test_nothing_acknowledged_is_lost_by_kill_9(tmp_path: Path, mode: str) -> No
 
 
 def abandon(store: MessageStore) -> None:
-    """Leave a store as a dead process would: nothing is written any more."""
+    """Leave a store as a killed process does: nothing is written any more."""
     store.flusher.stop()
     store.disk.close()
     store._lock.release()

@@ -21,9 +21,9 @@ from tests.faults.driver import (
     RETRIES,
     ROLLBACK,
     Driver,
-    Got,
-    Ledger,
+    History,
     Place,
+    Received,
     Sent,
     now_ms,
 )
@@ -46,12 +46,12 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of message: how one is sent, and what may be asked of its topic."""
+    """A kind of message: how one is sent, and what its topic guarantees."""
 
     name: str
     send: Callable[[Driver, str, str, int], Awaitable[object]]
-    in_order: bool  # whether a queue has them in the order they were sent
-    rolled_back: bool = False  # whether some of them must never come
+    in_order: bool  # whether a queue has them in sending order
+    rolled_back: bool = False  # whether some of them must never be delivered
 
 
 async def send_plain(driver: Driver, name: str, topic: str, queue_id: int) -> None:
@@ -78,7 +78,7 @@ async def send_transaction(driver: Driver, name: str, topic: str, queue_id: int)
 
 
 async def send_late_transaction(driver: Driver, name: str, topic: str, queue_id: int) -> None:
-    """One that is delayed, or has a time, once it is committed."""
+    """A transactional message that is delayed or has a delivery time after its commit."""
     sent_ms = now_ms()
     if driver.rng.random() < 0.5:
         due_ms, later = sent_ms + LEVEL_MS, {"DELAY": "1"}
@@ -107,45 +107,45 @@ async def keep_sending(driver: Driver, kind: Kind, queue_id: int, stop: asyncio.
         await asyncio.sleep(driver.rng.uniform(0, 0.02))
 
 
-def expected(ledger: Ledger, kind: Kind) -> set[str]:
-    """What has to come under the topic of a kind."""
+def expected(history: History, kind: Kind) -> set[str]:
+    """The messages that must be delivered in the topic of a kind."""
     return {
-        name for name, sent in ledger.sent.items()
-        if name.startswith(f"{kind.name}-") and sent.acked and sent.fate == COMMIT
+        name for name, sent in history.sent.items()
+        if name.startswith(f"{kind.name}-") and sent.acked and sent.outcome == COMMIT
     }  # fmt: skip
 
 
-def missing(ledger: Ledger) -> set[str]:
+def missing(history: History) -> set[str]:
     lost = set()
     for kind in KINDS:
-        lost |= expected(ledger, kind) - ledger.names(kind.name)
-    retried = ledger.names(RETRIES)
-    lost |= {f"{name} again" for name, one in ledger.handed.items() if name not in retried}
+        lost |= expected(history, kind) - history.names(kind.name)
+    retried = history.names(RETRIES)
+    lost |= {f"{name} again" for name, one in history.sent_back.items() if name not in retried}
     return lost
 
 
-def check_times(ledger: Ledger) -> None:
-    """Nothing comes before its time, before it is decided, or though it was rolled back."""
-    for (topic, _), rows in ledger.got.items():
+def check_times(history: History) -> None:
+    """No message is delivered before its time, before its commit, or after a rollback."""
+    for (topic, _), rows in history.got.items():
         for one in rows:
-            sent = ledger.sent[one.name]
+            sent = history.sent[one.name]
             due_ms = sent.due_ms
             if topic == RETRIES:
-                due_ms = ledger.handed[one.name].first_ms + LEVEL_MS
+                due_ms = history.sent_back[one.name].first_ms + LEVEL_MS
                 assert one.message.reconsume_times == 1
             assert one.store_ms >= due_ms, (one.name, "early by", due_ms - one.store_ms)
             assert one.got_ms >= due_ms, one.name
-            assert sent.fate == COMMIT, f"{one.name} was rolled back and came"
+            assert sent.outcome == COMMIT, f"{one.name} was rolled back and came"
             if "transactional" in topic:
                 assert 0 < sent.decided_ms <= one.got_ms, f"{one.name} came undecided"
 
 
-def check_order(rows: list[Got], place: Place) -> None:
-    """Messages come first in the order they were sent; some of them once more after a crash."""
+def check_order(rows: list[Received], place: Place) -> None:
+    """First deliveries are in sending order; some messages are delivered again after a crash."""
     seen: dict[str, int] = {}
     for one in rows:
         seen.setdefault(one.name, int(one.name.rpartition("-")[2]))
-    by_queue: dict[str, list[int]] = {}  # retries of all queues come back in one
+    by_queue: dict[str, list[int]] = {}  # retries of all queues share one queue
     for name, number in seen.items():
         by_queue.setdefault(name.rpartition("-")[0], []).append(number)
     for numbers in by_queue.values():
@@ -153,9 +153,9 @@ def check_order(rows: list[Got], place: Place) -> None:
 
 
 async def read_again(driver: Driver) -> None:
-    """Every queue still has what was seen in it, and nothing else."""
-    for (topic, queue_id), rows in driver.ledger.got.items():
-        again: list[Got] = []
+    """Every queue still has the messages that were received from it, and nothing else."""
+    for (topic, queue_id), rows in driver.history.got.items():
+        again: list[Received] = []
         while len(again) < len(rows):
             again += await driver.pull(topic, queue_id, len(again))
         assert [(one.name, one.store_ms) for one in again[: len(rows)]] == [
@@ -166,14 +166,14 @@ async def read_again(driver: Driver) -> None:
 
 async def wait_for_all(driver: Driver) -> None:
     deadline = time.monotonic() + ARRIVE_S
-    while missing(driver.ledger) and time.monotonic() < deadline:
+    while missing(driver.history) and time.monotonic() < deadline:
         driver.check()
         await asyncio.sleep(0.05)
-    lost = missing(driver.ledger)
+    lost = missing(driver.history)
     assert not lost, f"{len(lost)} did not come: {sorted(lost)[:20]}"
 
 
-async def run(broker: penstock.Broker, mode: str) -> Ledger:
+async def run(broker: penstock.Broker, mode: str) -> History:
     rng, driver = random.Random(f"kinds-{mode}"), Driver(broker.address, mode)
     stop, senders = asyncio.Event(), []
     await asyncio.to_thread(broker.start)
@@ -181,7 +181,7 @@ async def run(broker: penstock.Broker, mode: str) -> Ledger:
     for kind in KINDS:
         for queue_id in range(QUEUES):
             senders.append(driver.start(keep_sending(driver, kind, queue_id, stop)))
-            then = driver.hand_back if kind.name == "retried" else None
+            then = driver.send_back if kind.name == "retried" else None
             driver.start(driver.consume(kind.name, queue_id, then))
     driver.start(driver.consume(RETRIES, 0, None))
     for _ in range(rounds(ci=2, proof=20)):
@@ -199,35 +199,35 @@ async def run(broker: penstock.Broker, mode: str) -> Ledger:
     driver.check()
     await read_again(driver)
     await driver.close()
-    return driver.ledger
+    return driver.history
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-def test_every_kind_survives_kill_9(tmp_path: Path, mode: str) -> None:
+def test_every_kind_of_message_survives_kill_9(tmp_path: Path, mode: str) -> None:
     broker = penstock.Broker(
         tmp_path / "broker", tmp_path / "store", "", brokerName="mortal", flushDiskType=mode,
         **SETTINGS,
     )  # fmt: skip
     try:
-        ledger = asyncio.run(run(broker, mode))
+        history = asyncio.run(run(broker, mode))
         broker.stop()
     finally:
         broker.kill()
-    check_times(ledger)
-    for place, rows in ledger.got.items():
+    check_times(history)
+    for place, rows in history.got.items():
         if place[0] == RETRIES or next(k for k in KINDS if k.name == place[0]).in_order:
             check_order(rows, place)
     for kind in KINDS:
-        wanted, came = expected(ledger, kind), ledger.names(kind.name)
+        wanted, came = expected(history, kind), history.names(kind.name)
         assert wanted
-        places = [rows for (topic, _), rows in ledger.got.items() if topic == kind.name]
+        places = [rows for (topic, _), rows in history.got.items() if topic == kind.name]
         twice = sum(map(len, places)) - len(came)
         print(
             f"{mode} {kind.name}: {len(wanted)} promised, {len(came)} came, {twice} of them twice"
         )
         if kind.rolled_back:
-            sent = {n: s for n, s in ledger.sent.items() if n.startswith(f"{kind.name}-")}
-            assert any(one.fate == ROLLBACK for one in sent.values())
-    assert ledger.checks, "nobody was ever asked"
+            sent = {n: s for n, s in history.sent.items() if n.startswith(f"{kind.name}-")}
+            assert any(one.outcome == ROLLBACK for one in sent.values())
+    assert history.checks, "nobody was ever asked"

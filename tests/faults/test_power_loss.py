@@ -1,4 +1,4 @@
-"""Power cuts at any moment: what was acknowledged survives, and what survives is right.
+"""Power cuts at any moment: acknowledged messages survive, and what survives is correct.
 
 Each seed is one history on a `FaultyDisk`: random work, a power cut (between two calls or inside
 one, recovery included), recovery from what the disk kept, and on from there for several
@@ -48,7 +48,7 @@ class History:
         self.model = Model()
         self.now_ms = START_MS
         self.serial = 0
-        self.begin = 0  # the log was expired up to here
+        self.begin = 0  # retention has deleted the log up to here
         self.promised = 0  # the log must survive up to here
         self.images = 0
         self.disk = FaultyDisk(folder / "0")
@@ -85,7 +85,7 @@ class History:
         return open_store(self.disk.root, self.config, self.disk, self.now_ms)
 
     def open(self) -> None:
-        """Recover; the power may go while that runs, too."""
+        """Recover; the power may fail during that, too."""
         for _ in range(3):
             if self.rng.random() < 0.5:
                 self.disk.cut_after(self.rng.randrange(60))
@@ -116,7 +116,7 @@ class History:
         try:
             store.close()
         except PowerCut:
-            store._lock.release()  # the end of the process does that
+            store._lock.release()  # as at the end of the process
             raise
         self.promised = self.model.end
 
@@ -171,7 +171,7 @@ class History:
             ]
 
     def die(self) -> None:
-        """The process ends, the machine does not: the page cache has all that was handed over."""
+        """The process ends, the machine does not: the page cache has all written bytes."""
         store = self.opened()
         written = store.log.written
         abandon(store)
@@ -188,12 +188,12 @@ def test_sync_flush_keeps_every_acknowledged_message(tmp_path: Path, seed: int) 
 
 
 @pytest.mark.parametrize("seed", range(rounds(ci=16, proof=200)))
-def test_async_flush_recovers_a_good_prefix(tmp_path: Path, seed: int) -> None:
+def test_async_flush_recovers_a_valid_prefix(tmp_path: Path, seed: int) -> None:
     History(seed + 1_000_000, tmp_path, sync_flush=False).run()
 
 
-def test_a_lost_queue_file_between_two_others_costs_no_entry(tmp_path: Path) -> None:
-    """Two files of one queue are new since the checkpoint; the power cut undoes one creation."""
+def test_a_lost_queue_file_between_two_others_loses_no_entry(tmp_path: Path) -> None:
+    """Two files of a queue are newer than the checkpoint; the power cut undoes one creation."""
     config = small_config(sync_flush=True)
     disk = FaultyDisk(tmp_path)
     store = open_store(tmp_path, config, disk)

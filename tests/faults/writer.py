@@ -1,4 +1,4 @@
-"""A process that writes messages until it is killed, and says on stdout what was acknowledged.
+"""A process that writes messages until it is killed, and prints what was acknowledged.
 
     python -m tests.faults.writer DIR sync|async SEED
 
@@ -24,7 +24,7 @@ TAGS = ("", "red", "green", "blue")
 
 
 def small_store(*, sync_flush: bool) -> StoreConfig:
-    """Sizes at which every kind of roll happens within a second."""
+    """A store whose files are so small that each kind is rolled within a second."""
     return StoreConfig(
         segment_bytes=1 << 20, queue_file_entries=500, index_slots=500, index_entries=5000,
         sync_flush=sync_flush, queue_flush_ms=50, index_flush_ms=150, flush_interval_ms=20,
@@ -32,7 +32,7 @@ def small_store(*, sync_flush: bool) -> StoreConfig:
 
 
 class Ack(msgspec.Struct):
-    """What the writer was promised."""
+    """An acknowledged message."""
 
     topic: str
     queue_id: int

@@ -1,4 +1,4 @@
-"""Run a coroutine on the stdlib's event loop and on uvloop, and small servers to call."""
+"""Runs coroutines on the stdlib's event loop and on uvloop; small servers for tests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -115,7 +115,7 @@ async def serving(
 
 
 async def echo(wire: Wire) -> None:
-    """Answers everything with what it was sent."""
+    """Answers each request with its own fields and body."""
     while True:
         frame = await wire.read()
         if not frame.flag & 2:

@@ -68,7 +68,7 @@ async def pull(peer: Peer, queue_id: int, offset: int, wait_ms: int = 0) -> Resp
     return await peer.call(RequestCode.PULL_MESSAGE, ext, timeout_ms=CALL_MS)
 
 
-def test_messages_go_in_and_come_out(run: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_messages_are_sent_and_pulled(run: Run, tmp_path: Path) -> None:  # noqa: F811
     async def body() -> None:
         async with broker(tmp_path) as (peer, _):
             answers = await asyncio.gather(*(send(peer, n) for n in range(200)))
@@ -85,7 +85,7 @@ def test_messages_go_in_and_come_out(run: Run, tmp_path: Path) -> None:  # noqa:
     run(body())
 
 
-def test_a_held_pull_gets_the_message_at_once(run: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_a_suspended_pull_gets_the_message_at_once(run: Run, tmp_path: Path) -> None:  # noqa: F811
     async def body() -> None:
         async with broker(tmp_path) as (peer, _):
             await send(peer, 1)
@@ -101,8 +101,8 @@ def test_a_held_pull_gets_the_message_at_once(run: Run, tmp_path: Path) -> None:
     run(body())
 
 
-def test_under_sync_flush_every_answer_follows_its_flush(run: Run, tmp_path: Path) -> None:  # noqa: F811
-    """Beside requests that go through the pool, whose ends settle the store too."""
+def test_under_sync_flush_every_response_follows_its_flush(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    """Also beside requests in the thread pool, whose completion publishes the store, too."""
 
     async def body() -> None:
         config = small_config(sync_flush=True)
@@ -124,7 +124,7 @@ def test_under_sync_flush_every_answer_follows_its_flush(run: Run, tmp_path: Pat
     run(body())
 
 
-def test_everything_is_there_after_a_restart(run: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_messages_and_offsets_survive_a_restart(run: Run, tmp_path: Path) -> None:  # noqa: F811
     async def body() -> None:
         async with broker(tmp_path) as (peer, _):
             await send(peer, 0)
@@ -143,7 +143,7 @@ def test_everything_is_there_after_a_restart(run: Run, tmp_path: Path) -> None: 
     run(body())
 
 
-def test_it_registers_and_unregisters(run: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_the_broker_registers_and_unregisters(run: Run, tmp_path: Path) -> None:  # noqa: F811
     async def body() -> None:
         names = NameServerService(
             msgspec.structs.replace(
@@ -171,7 +171,7 @@ def test_it_registers_and_unregisters(run: Run, tmp_path: Path) -> None:  # noqa
     run(body())
 
 
-def test_a_created_topic_has_its_route_when_the_answer_is_there(
+def test_the_response_to_a_topic_creation_follows_the_registration_of_its_route(
     run: Run,  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -206,7 +206,7 @@ def test_a_created_topic_has_its_route_when_the_answer_is_there(
     run(body())
 
 
-def test_an_address_that_can_t_be_resolved_is_said(run: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_an_address_that_can_not_be_resolved_is_reported(run: Run, tmp_path: Path) -> None:  # noqa: F811
     async def body() -> None:
         with pytest.raises(BadSetting, match="announce"):
             async with broker(tmp_path, announce="no such host"):
@@ -215,7 +215,7 @@ def test_an_address_that_can_t_be_resolved_is_said(run: Run, tmp_path: Path) -> 
     run(body())
 
 
-def test_an_announced_address_that_is_not_ours_is_warned_about(
+def test_an_advertised_address_of_another_host_is_logged(
     run: Run,  # noqa: F811
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,

@@ -38,7 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("arguments", [("--help",), ("store", "--help")])
 def test_help_is_fast(arguments: tuple[str, ...]) -> None:
     best = 10.0
-    for _ in range(6):  # the machine may be busy: its own CPU time counts, the best of a few
+    for _ in range(6):  # the machine may be busy, so the least CPU time of a few runs is measured
         began = children_cpu_seconds()
         result = run(*arguments)
         best = min(best, children_cpu_seconds() - began)
@@ -71,7 +71,7 @@ def test_stat_shows_the_store(root: Path) -> None:
     assert len(figures["queues"]) == 3
 
 
-def test_verify_of_a_good_store(root: Path) -> None:
+def test_verify_reports_no_problems_in_an_intact_store(root: Path) -> None:
     result = run("store", "verify", root)
     assert result.returncode == 0
     assert penstock.compiled() is (result.stderr == "")
@@ -81,7 +81,7 @@ def test_verify_of_a_good_store(root: Path) -> None:
     assert answer["totals"]["records"] == kit.COUNT
 
 
-def test_verify_of_a_damaged_store(tmp_path: Path) -> None:
+def test_verify_reports_damage(tmp_path: Path) -> None:
     placed = kit.make_store(tmp_path)
     for number in range(20, 40):
         kit.flip_log(tmp_path, placed[number][0] + 95)
@@ -170,7 +170,7 @@ def test_wrong_usage_is_explained(root: Path) -> None:
     assert run("nonsense").returncode == 2
 
 
-def test_uncompiled_runs_are_reported_once(root: Path) -> None:
+def test_uncompiled_code_is_reported_once(root: Path) -> None:
     result = run("store", "verify", root, env={"PENSTOCK_PURE": "1"})
     assert result.returncode == 0
     (line,) = result.stderr.splitlines()

@@ -113,7 +113,7 @@ def test_names_in_a_namespace(up: Up) -> None:
     assert json.loads(told)["topic"] == "named"
     assert "named" in run(None, "topic", "list", *inside).stdout
     assert "ns%named" in run(up, "topic", "list").stdout
-    with Admin(up.address) as admin:  # to look is not to found a group
+    with Admin(up.address) as admin:  # reading does not create a group
         assert not [group.name for group in admin.groups(system=True) if "ns%" in group.name]
     run(None, "tail", "named", "--from", "first", "--count", 1, "--group", "lookers", "--tags", "t",
         *inside)  # fmt: skip
@@ -204,7 +204,7 @@ def test_bodies_from_stdin_and_files(up: Up, tmp_path: Path) -> None:
 
 def test_kinds_of_stdin(up: Up) -> None:
     run(up, "topic", "create", "stdins", "--queues", 1, "-b", "broker-a")
-    with open(os.devnull) as nothing:  # a device that no loop can wait for
+    with open(os.devnull) as nothing:  # a device that an event loop can't wait for
         result = subprocess.run(
             command("send", "stdins", "-", "--lines"), stdin=nothing, capture_output=True,
             text=True, timeout=PATIENCE_S, env=environment(up),
@@ -236,7 +236,7 @@ def test_waiting_for_a_body_can_be_interrupted(up: Up, number: signal.Signals) -
 
 
 def waits_in_read(pid: int) -> None:
-    """Return when a process waits for its stdin."""
+    """Wait until a process waits for its stdin."""
     deadline = time.monotonic() + PATIENCE_S
     while not Path(f"/proc/{pid}/wchan").read_text().endswith("pipe_read"):
         assert time.monotonic() < deadline
@@ -279,7 +279,7 @@ def test_tail_runs_until_a_signal(up: Up, tmp_path: Path, number: signal.Signals
         ) as process,
     ):
         try:
-            # It begins with what comes after it has looked where the end is: we can't know when.
+            # It starts at the end of the topic, which it queries at an unknown time.
             deadline = time.monotonic() + PATIENCE_S
             while "hello" not in out.read_text():
                 assert time.monotonic() < deadline
@@ -304,7 +304,7 @@ def test_tail_ends_when_its_reader_is_gone(up: Up) -> None:
     assert result.stderr == ""
 
 
-# --- a broker that is away
+# --- unavailable brokers
 
 
 def test_an_unreachable_broker_is_reported(tmp_path: Path) -> None:

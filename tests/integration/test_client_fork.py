@@ -1,4 +1,4 @@
-"""Blocking clients across a fork: the child goes on or is told, the parent notices nothing."""
+"""Synchronous clients across a fork: the child continues or gets an error, the parent continues."""
 
 import os
 import subprocess
@@ -53,7 +53,7 @@ def run(code: str) -> None:
     assert done.stderr == ""
 
 
-def test_a_producer_goes_on_in_the_child_and_in_the_parent() -> None:
+def test_a_producer_works_in_the_child_and_in_the_parent() -> None:
     run(
         """
         with Producer(broker.address, group="P") as producer:
@@ -66,8 +66,8 @@ def test_a_producer_goes_on_in_the_child_and_in_the_parent() -> None:
     )
 
 
-def test_the_end_of_a_child_does_not_touch_the_parents_connections() -> None:
-    """Also where it ends in full, with all that an interpreter tidies up."""
+def test_the_exit_of_a_child_does_not_affect_the_connections_of_the_parent() -> None:
+    """Also if it exits normally, with all clean-up of the interpreter."""
     run(
         """
         import gc
@@ -97,8 +97,8 @@ def test_the_end_of_a_child_does_not_touch_the_parents_connections() -> None:
     )
 
 
-def test_workers_of_a_preloaded_server_share_nothing() -> None:
-    """As gunicorn does with --preload: the parent sends while it forks, and so do the children."""
+def test_workers_of_a_preloading_server_share_no_connection() -> None:
+    """As gunicorn with --preload: the parent sends while it forks, and so do the children."""
     run(
         """
         producer = Producer(broker.address)
@@ -150,7 +150,7 @@ def test_multiprocessing_may_use_an_inherited_producer() -> None:
     )
 
 
-def test_transactions_admin_and_polling_go_on_too() -> None:
+def test_transaction_producers_admins_and_pull_consumers_work_after_a_fork() -> None:
     run(
         """
         transactions = TransactionProducer(broker.address, group="P")
@@ -179,7 +179,7 @@ def test_transactions_admin_and_polling_go_on_too() -> None:
     )
 
 
-def test_a_consumer_says_that_it_was_started_before_the_fork() -> None:
+def test_a_consumer_started_before_the_fork_raises_in_the_child() -> None:
     run(
         """
         seen = []
@@ -214,7 +214,7 @@ def test_a_consumer_says_that_it_was_started_before_the_fork() -> None:
     )
 
 
-def test_a_consumer_that_is_started_in_the_child_belongs_to_it() -> None:
+def test_a_consumer_can_be_started_in_the_child() -> None:
     run(
         """
         reading, writing = os.pipe()
@@ -234,8 +234,8 @@ def test_a_consumer_that_is_started_in_the_child_belongs_to_it() -> None:
     )
 
 
-def test_signals_for_a_child_of_a_handler_are_the_childs() -> None:
-    """`run` listens to SIGTERM; `multiprocessing` ends its workers by it."""
+def test_a_child_of_a_handler_handles_its_own_signals() -> None:
+    """`run` handles SIGTERM, by which `multiprocessing` ends its workers."""
     run(
         """
         import signal, time
@@ -259,7 +259,7 @@ def test_signals_for_a_child_of_a_handler_are_the_childs() -> None:
     )
 
 
-def test_an_iteration_and_a_future_do_not_go_on_in_the_child() -> None:
+def test_iterators_and_futures_raise_in_the_child() -> None:
     run(
         """
         from penstock.errors import ClientClosed

@@ -1,4 +1,4 @@
-"""Answers that wait: for another client, for a table's file, for a route."""
+"""Answers that wait for another client, the write of a table, or a route."""
 
 import asyncio
 import threading
@@ -29,19 +29,19 @@ from tests.integration.test_server import (
 LONG_MS = "600000"
 
 
-async def client_number(home: ServerFixture, other: Wire) -> str:
+async def client_number(env: ServerFixture, other: Wire) -> str:
     """The server's number of the newest client."""
     await ask(other, ECHO)
-    return str(home.echo.clients[-1])
+    return str(env.echo.clients[-1])
 
 
 def test_a_client_that_disconnects_ends_the_calls_to_it(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with serving_echo() as home:
-            asker = await home.connect()
+        async with serving_echo() as env:
+            asker = await env.connect()
             await ask(asker, ECHO)
-            other = await home.connect()
-            target = await client_number(home, other)
+            other = await env.connect()
+            target = await client_number(env, other)
             asker.writer.write(encode(CALL, {"client": target, "ms": LONG_MS}, opaque=3))
             await other.read()
             other.writer.transport.abort()
@@ -51,20 +51,20 @@ def test_a_client_that_disconnects_ends_the_calls_to_it(run: Run) -> None:  # no
     run(body())
 
 
-def test_a_client_that_hangs_leaves_room_for_others(
+def test_a_client_that_hangs_does_not_block_others(
     run: Run,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client_calls, "CLIENT_CALLS_PER_CLIENT_MAX", 2)
 
     async def body() -> None:
-        async with serving_echo() as home:
-            asker = await home.connect()
+        async with serving_echo() as env:
+            asker = await env.connect()
             await ask(asker, ECHO)
-            hanging = await home.connect()
-            stuck = await client_number(home, hanging)
-            good = await home.connect()
-            target = await client_number(home, good)
+            hanging = await env.connect()
+            stuck = await client_number(env, hanging)
+            good = await env.connect()
+            target = await client_number(env, good)
             for opaque in (1, 2, 3):
                 asker.writer.write(encode(CALL, {"client": stuck, "ms": LONG_MS}, opaque=opaque))
             answer = await asker.read()
@@ -85,17 +85,17 @@ def test_deadlines_of_answered_calls_are_removed(
     monkeypatch.setattr(client_calls, "_DEADLINES_LEAST", 10)
 
     async def body() -> None:
-        async with serving_echo() as home:
-            asker = await home.connect()
+        async with serving_echo() as env:
+            asker = await env.connect()
             await ask(asker, ECHO)
-            other = await home.connect()
-            target = await client_number(home, other)
+            other = await env.connect()
+            target = await client_number(env, other)
             for opaque in range(50):
                 asker.writer.write(encode(CALL, {"client": target, "ms": LONG_MS}, opaque=opaque))
                 question = await other.read()
                 other.writer.write(response(0, question.opaque, JSON, ext={"a": "!"}))
                 assert (await asker.read()).opaque == opaque
-            assert len(home.server.answer_executor.client_calls._deadlines) <= 12
+            assert len(env.server.answer_executor.client_calls._deadlines) <= 12
 
     run(body())
 
@@ -146,10 +146,10 @@ def test_requests_during_a_write_of_a_table_share_the_next_write(run: Run) -> No
 
     async def body() -> None:
         persistence = Persistence(cast(Disk, disk), Path("/nowhere"))
-        async with serving_echo(persistence=persistence) as home:
-            server = home.server
-            home.echo.handle = increment  # type: ignore[method-assign]
-            wire = await home.connect()
+        async with serving_echo(persistence=persistence) as env:
+            server = env.server
+            env.echo.handle = increment  # type: ignore[method-assign]
+            wire = await env.connect()
 
             async def ask_during_a_write(*, written: bool) -> None:
                 wire.writer.write(encode(ECHO, opaque=1))
@@ -184,16 +184,16 @@ def test_a_failed_route_query_is_answered(run: Run) -> None:  # noqa: F811
             found.append(loop.create_future())
             return found[-1]
 
-        async with serving_echo(nameserver_calls(find_route=find)) as home:
+        async with serving_echo(nameserver_calls(find_route=find)) as env:
             answer = QueryRoute("T", lambda route: Reply(0, {"route": str(route)}))
-            home.echo.handle = lambda command: answer  # type: ignore[method-assign]
-            wire = await home.connect()
+            env.echo.handle = lambda command: answer  # type: ignore[method-assign]
+            wire = await env.connect()
             wire.writer.write(encode(ECHO, opaque=1) + encode(ECHO, opaque=2))
             await until(lambda: len(found) == 2)
             found[0].cancel()
             assert (await wire.read()).ext == {"route": "None"}
             found[1].set_exception(ValueError("a bug"))
             assert (await wire.read()).code == 1
-            assert [one.in_flight for one in home.server.connections.values()] == [0]
+            assert [one.in_flight for one in env.server.connections.values()] == [0]
 
     run(body())

@@ -1,4 +1,4 @@
-"""Registration: everybody is told, nobody is waited for, and a lost NameServer gets us back."""
+"""Registration with all NameServers: none delays the others, and a restarted one is found again."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ REGISTER, UNREGISTER, SINGLE = 103, 104, 217
 
 
 class Topics:
-    """What a broker registers."""
+    """The topics that a broker registers."""
 
     def __init__(self, *names: str) -> None:
         self.names = list(names)
@@ -45,7 +45,7 @@ class Topics:
 
 
 class NameServer:
-    """Notes what it is told and answers what `reply` says."""
+    """Records its requests and answers with `reply`."""
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
@@ -64,7 +64,7 @@ class NameServer:
                 wire.answer(frame, self.codes.get(frame.code, self.code), **self.reply)
 
     async def next(self) -> Frame:
-        """The frame after those already seen."""
+        """The next frame."""
         await self.heard.wait()
         self.heard.clear()
         return self.frames[-1]
@@ -114,7 +114,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def test_registers_as_apache_does_and_leaves_at_stop() -> None:
+def test_registration_matches_apache_and_stop_unregisters() -> None:
     async def body() -> None:
         names = NameServer()
         names.reply = {"body": b'{"table":{"orders":"broker-a:8"}}'}
@@ -147,7 +147,7 @@ def test_registers_as_apache_does_and_leaves_at_stop() -> None:
     asyncio.run(body())
 
 
-def test_registers_every_period_with_one_encoding_per_version() -> None:
+def test_registration_is_periodic_and_encoded_once_per_version() -> None:
     async def body() -> None:
         clock, names, topics = VirtualClock(), NameServer(), Topics("a", "b")
         async with (
@@ -166,7 +166,7 @@ def test_registers_every_period_with_one_encoding_per_version() -> None:
     asyncio.run(body())
 
 
-def test_change_is_registered_at_once_and_many_become_few() -> None:
+def test_changes_are_registered_at_once_and_coalesced() -> None:
     async def body() -> None:
         clock, names, topics = VirtualClock(), NameServer(), Topics("a", "b")
         async with (
@@ -184,7 +184,7 @@ def test_change_is_registered_at_once_and_many_become_few() -> None:
     asyncio.run(body())
 
 
-def test_few_topics_are_told_before_the_table_may_go_again() -> None:
+def test_few_new_topics_are_registered_singly_between_full_registrations() -> None:
     async def body() -> None:
         clock, names, topics = VirtualClock(), NameServer(), Topics("a", "b")
         async with (
@@ -210,7 +210,7 @@ def test_few_topics_are_told_before_the_table_may_go_again() -> None:
 
 
 @pytest.mark.parametrize("why", ["none are named", "they are many", "it knows no single ones"])
-def test_whole_table_is_told_where_single_topics_would_not_do(why: str) -> None:
+def test_full_table_is_registered_where_single_topics_are_not_enough(why: str) -> None:
     async def body() -> None:
         names, topics = NameServer(), Topics("a", "b")
         async with (
@@ -233,7 +233,7 @@ def test_whole_table_is_told_where_single_topics_would_not_do(why: str) -> None:
     asyncio.run(body())
 
 
-def test_registration_under_way_is_not_the_one_that_is_waited_for() -> None:
+def test_a_change_during_a_registration_waits_for_the_next_one() -> None:
     async def body() -> None:
         names, topics = NameServer(), Topics("a", "b")
         async with (
@@ -268,7 +268,7 @@ def test_nameservers_that_do_not_answer_are_waited_for_until_the_deadline() -> N
                 topics.add("c")
                 await registration.register_topics(
                     ("c",), clock.now_ms() + 3_000
-                )  # the refused one is passed by
+                )  # the one that refuses is skipped
                 mute.silent = True
                 told = registration.register_topics(("c",), clock.now_ms() + 3_000)
                 await until(lambda: len(mute.frames) == 3)
@@ -281,7 +281,7 @@ def test_nameservers_that_do_not_answer_are_waited_for_until_the_deadline() -> N
     asyncio.run(body())
 
 
-def test_nobody_waits_for_a_registrar_that_is_closed() -> None:
+def test_close_cancels_waiting_registrations() -> None:
     async def body() -> None:
         names, topics = NameServer(), Topics("a", "b")
         async with serving(names.serve) as server:
@@ -299,7 +299,7 @@ def test_nobody_waits_for_a_registrar_that_is_closed() -> None:
     asyncio.run(body())
 
 
-def test_dead_nameserver_delays_nobody() -> None:
+def test_dead_nameserver_does_not_delay_others() -> None:
     async def body() -> None:
         clock, alive, mute = VirtualClock(), NameServer(), NameServer()
         mute.silent = True
@@ -316,7 +316,7 @@ def test_dead_nameserver_delays_nobody() -> None:
                 round_one = asyncio.ensure_future(registration.first_round())
                 await until(lambda: registration.states[2].registered)
                 await until(lambda: registration.states[0].tried)
-                assert not round_one.done()  # the mute one may still answer
+                assert not round_one.done()  # the silent one may still answer
                 await clock.elapse(6_001)
                 assert await round_one
                 assert [state.registered for state in registration.states] == [False, False, True]
@@ -326,7 +326,7 @@ def test_dead_nameserver_delays_nobody() -> None:
     asyncio.run(body())
 
 
-def test_failures_are_said_once_and_tried_again_with_growing_waits(
+def test_failures_are_logged_once_and_retried_with_back_off(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def body() -> None:
@@ -376,7 +376,7 @@ def test_restarted_nameserver_is_registered_with_again_at_once() -> None:
     asyncio.run(body())
 
 
-def test_nameserver_that_hangs_up_on_us_is_tried_once_a_second() -> None:
+def test_nameserver_that_closes_connections_is_retried_once_a_second() -> None:
     async def body() -> None:
         clock, topics = VirtualClock(), Topics("a", "b")
         heard: list[Frame] = []
@@ -406,7 +406,7 @@ def test_broker_without_nameservers_is_ready() -> None:
     asyncio.run(body())
 
 
-def test_stop_is_bounded_when_nobody_answers() -> None:
+def test_stop_is_bounded_when_no_nameserver_answers() -> None:
     async def body() -> None:
         clock, names = VirtualClock(), NameServer()
         async with serving(names.serve) as server:
@@ -424,19 +424,19 @@ def test_stop_is_bounded_when_nobody_answers() -> None:
     asyncio.run(body())
 
 
-def test_period_keeps_within_what_nameservers_expect() -> None:
+def test_period_stays_within_the_expiry_of_nameservers() -> None:
     for wanted, used in ((1, 10_000), (25_000, 25_000), (900_000, 60_000)):
         live = settings(register_ms=wanted)
         assert NameServerRegistration(live, Topics().describe, "h:1", "h:2").period_ms == used
 
 
-def test_addresses_are_separated_by_semicolons_and_count_once() -> None:
+def test_addresses_are_parsed_and_deduplicated() -> None:
     assert parse_nameservers(" a:1;b:2 ; a:1;;c:3,") == ["a:1", "b:2", "c:3"]
     with pytest.raises(ValueError, match="nameservers: 'nowhere' is not an address"):
         parse_nameservers("a:1;nowhere")
 
 
-def test_body_is_what_the_typed_encoder_would_send() -> None:
+def test_body_equals_that_of_the_typed_encoder() -> None:
     body = Topics("a", "ü", "b").describe()
     registration = NameServerRegistration(settings(), lambda: body, "h:1", "h:2")
     sent = registration.register_request()[1]
@@ -445,7 +445,7 @@ def test_body_is_what_the_typed_encoder_would_send() -> None:
 
 
 @pytest.mark.parametrize(("fails", "reason"), [(True, "a bug"), (False, "frame too long")])
-def test_table_that_cannot_be_sent_is_said_and_tried_again(fails: bool, reason: str) -> None:
+def test_failed_encoding_of_the_table_is_reported_and_retried(fails: bool, reason: str) -> None:
     async def body() -> None:
         clock, names, topics = VirtualClock(), NameServer(), Topics("a", "b")
         trouble = True

@@ -15,7 +15,7 @@ MODES = ["pure", "compiled"] if DEPTH == "proof" else ["pure"]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_wheel_works_where_it_is_installed(tmp_path: Path, mode: str) -> None:
+def test_the_wheel_works_after_installation(tmp_path: Path, mode: str) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for name in ("src", "setup.py", "pyproject.toml", "README.md", "LICENSE"):

@@ -1,4 +1,4 @@
-"""Calls out: answers find their callers, and every way to fail has its error."""
+"""Outgoing calls: responses reach their callers, and every failure has its error."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from tests.integration.loops import Frame, Run, Wire, echo, run, serving
 __all__ = ["run"]
 
 
-def test_answers_find_their_calls_in_any_order(run: Run) -> None:
+def test_responses_are_matched_to_calls_in_any_order(run: Run) -> None:
     async def backwards(wire: Wire) -> None:
         frames = [await wire.read() for _ in range(50)]
         for frame in reversed(frames):
@@ -34,13 +34,13 @@ def test_answers_find_their_calls_in_any_order(run: Run) -> None:
                 )
             )  # fmt: skip
             assert [(a.ext["n"], len(a.body)) for a in answers] == [(str(n), n) for n in range(50)]
-            assert len(server.wires) == 1  # connected once, for all
+            assert len(server.wires) == 1  # one connection for all calls
             await peer.close()
 
     run(body())
 
 
-def test_error_code_is_an_answer(run: Run) -> None:
+def test_response_with_an_error_code_is_returned(run: Run) -> None:
     async def body() -> None:
         async with serving(echo) as server:
             peer = Peer(server.address)
@@ -54,7 +54,7 @@ def test_error_code_is_an_answer(run: Run) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 65_000, 70_000, 8 * 1024 * 1024])
-def test_large_frames_both_ways(run: Run, size: int) -> None:
+def test_large_frames_are_sent_and_received(run: Run, size: int) -> None:
     async def body() -> None:
         async with serving(echo) as server:
             peer = Peer(server.address)
@@ -69,7 +69,7 @@ def test_large_frames_both_ways(run: Run, size: int) -> None:
     run(body())
 
 
-def test_calls_fail_at_once_when_the_connection_ends_and_the_next_connects(run: Run) -> None:
+def test_lost_connection_fails_calls_at_once_and_the_next_call_reconnects(run: Run) -> None:
     async def body() -> None:
         lost: list[int] = []
 
@@ -97,7 +97,7 @@ def test_calls_fail_at_once_when_the_connection_ends_and_the_next_connects(run: 
     run(body())
 
 
-def test_call_times_out_by_the_clock_and_its_late_answer_is_ignored() -> None:
+def test_late_response_to_a_timed_out_call_is_ignored() -> None:
     async def body() -> None:
         clock = VirtualClock()
         first: list[Frame] = []
@@ -117,7 +117,7 @@ def test_call_times_out_by_the_clock_and_its_late_answer_is_ignored() -> None:
             await clock.elapse(1001)
             with pytest.raises(PeerTimeout, match="no response to request 3 within 1000 ms"):
                 await call
-            assert peer.connected  # a short wait says nothing about the connection
+            assert peer.connected  # a short wait does not close the connection
             assert (await peer.call(3, timeout_ms=1000)).body == b"in time"
             await peer.close()
             assert clock.pending() == 0
@@ -125,7 +125,7 @@ def test_call_times_out_by_the_clock_and_its_late_answer_is_ignored() -> None:
     asyncio.run(body())
 
 
-def test_silent_connection_is_given_up_after_a_long_wait() -> None:
+def test_silent_connection_is_closed_after_a_long_wait() -> None:
     async def body() -> None:
         clock = VirtualClock()
         heard = asyncio.Event()
@@ -151,7 +151,7 @@ def test_silent_connection_is_given_up_after_a_long_wait() -> None:
     asyncio.run(body())
 
 
-def test_unreachable_server_says_why(run: Run) -> None:
+def test_error_of_an_unreachable_server_has_the_reason(run: Run) -> None:
     async def body() -> None:
         async with serving(echo) as server:
             address = server.address
@@ -175,7 +175,7 @@ def test_unreachable_server_says_why(run: Run) -> None:
     [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x7f\xff\xff\xff\0\0\0\0", b"\0\0\0\x08\x05\0\0\0aaaa"],
     ids=["http", "huge", "encoding"],
 )
-def test_bad_frame_costs_the_connection(
+def test_bad_frame_closes_the_connection(
     run: Run, junk: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def spoil(wire: Wire) -> None:
@@ -224,7 +224,7 @@ def test_requests_of_the_server_are_answered(run: Run) -> None:
             await peer.call(34, timeout_ms=5000)
             while len(asked) < 4:
                 await asyncio.sleep(0)
-            peer.reply(asked[0], Response())  # one-way: nobody waits for it
+            peer.reply(asked[0], Response())  # one-way: no caller waits for it
             peer.reply(asked[2], Response(0, body=b"later"))
             await done.wait()
             got = {a.opaque: (a.code, a.flag, a.ext, a.body) for a in answers}
@@ -233,12 +233,12 @@ def test_requests_of_the_server_are_answered(run: Run) -> None:
             assert got[4][0] == 1
             assert [ask.oneway for ask in asked] == [True, False, False, False]
             await peer.close()
-            peer.reply(asked[2], Response())  # too late: in vain
+            peer.reply(asked[2], Response())  # too late to have an effect
 
     run(body())
 
 
-def test_unasked_for_request_is_refused_by_its_code(run: Run) -> None:
+def test_request_without_a_handler_is_refused(run: Run) -> None:
     async def body() -> None:
         answered = asyncio.get_running_loop().create_future()
 
@@ -291,7 +291,7 @@ def test_callers_wait_while_the_server_does_not_read(run: Run) -> None:
                 await asyncio.sleep(0)
             await asyncio.sleep(0)
             assert connection.transport is not None
-            # All twelve would be 24 MiB: most callers still hold theirs.
+            # All twelve would be 24 MiB: most callers are still waiting to write.
             assert connection.transport.get_write_buffer_size() < 6 << 20
             with pytest.raises(PeerTimeout, match="read nothing"):
                 await peer.oneway(3, timeout_ms=20)
@@ -302,7 +302,7 @@ def test_callers_wait_while_the_server_does_not_read(run: Run) -> None:
     run(body())
 
 
-def test_closing_fails_what_waits(run: Run) -> None:
+def test_closing_fails_waiting_calls(run: Run) -> None:
     async def body() -> None:
         heard = asyncio.Event()
 
@@ -322,7 +322,7 @@ def test_closing_fails_what_waits(run: Run) -> None:
     run(body())
 
 
-def test_server_that_hangs_up_at_once_is_not_called_again_and_again(run: Run) -> None:
+def test_call_to_a_server_that_closes_at_once_connects_once(run: Run) -> None:
     async def hang_up(wire: Wire) -> None:
         pass
 
@@ -338,7 +338,7 @@ def test_server_that_hangs_up_at_once_is_not_called_again_and_again(run: Run) ->
     run(body())
 
 
-def test_closing_while_connecting_leaves_no_connection_behind(run: Run) -> None:
+def test_closing_while_connecting_leaks_no_connection(run: Run) -> None:
     async def body() -> None:
         ended = 0
 
@@ -388,7 +388,7 @@ def test_name_that_can_not_be_looked_up_is_unreachable(run: Run) -> None:
     run(body())
 
 
-def test_what_a_reader_raises_is_the_callers(run: Run) -> None:
+def test_error_raised_by_a_reader_is_passed_to_the_caller(run: Run) -> None:
     async def body() -> None:
         def refuse(request: Request) -> None:
             raise SystemBusy("so it is")
@@ -398,7 +398,7 @@ def test_what_a_reader_raises_is_the_callers(run: Run) -> None:
             with pytest.raises(SystemBusy, match="so it is"):
                 await peer.read(3, reader=refuse, timeout_ms=5000)
             assert (await peer.call(3, timeout_ms=5000)).code == 0
-            assert len(server.wires) == 1  # it goes on
+            assert len(server.wires) == 1  # the connection stays open
             await peer.close()
 
     run(body())
@@ -409,11 +409,11 @@ def test_what_a_reader_raises_is_the_callers(run: Run) -> None:
     [("a:1", ("a", 1)), ("[::1]:9876", ("::1", 9876)), ("::1:9876", ("::1", 9876)),
      (" 10.0.0.1:80 ", ("10.0.0.1", 80))],
 )  # fmt: skip
-def test_addresses(text: str, pair: tuple[str, int]) -> None:
+def test_addresses_are_parsed(text: str, pair: tuple[str, int]) -> None:
     assert split_address(text) == pair
 
 
 @pytest.mark.parametrize("text", ["", "a", "a:", ":1", "a:b", "a:65536", "a:-1"])
-def test_what_is_no_address_is_refused_by_name(text: str) -> None:
+def test_invalid_address_is_named_in_the_error(text: str) -> None:
     with pytest.raises(ValueError, match="is not an address of the form host:port"):
         split_address(text)

@@ -1,4 +1,4 @@
-"""Pops over real sockets: a held pop, what comes back, a restart."""
+"""Pops over real sockets: a suspended pop, redelivery, a restart."""
 
 import asyncio
 from pathlib import Path
@@ -33,7 +33,7 @@ async def ack(peer: Peer, receipt: str, topic: str) -> Response:
 
 
 @pytest.mark.parametrize("sync_flush", [False, True])
-def test_a_message_is_lent_until_it_is_acknowledged(
+def test_a_message_is_invisible_until_it_is_acknowledged(
     run: Run,  # noqa: F811
     tmp_path: Path,
     sync_flush: bool,

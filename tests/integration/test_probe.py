@@ -1,4 +1,4 @@
-"""The responder: three pages, and no patience with anything else."""
+"""The probe server: three pages, and strict limits for everything else."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def get(path: str, method: str = "GET") -> bytes:
     return f"{method} {path} HTTP/1.1\r\nHost: x\r\nUser-Agent: test\r\n\r\n".encode()
 
 
-def test_pages(run: Run) -> None:
+def test_health_readiness_and_metrics_pages(run: Run) -> None:
     async def body() -> None:
         async with probe() as served:
             status, headers, text = await ask(served, get("/metrics?name=x"))
@@ -66,7 +66,7 @@ def test_pages(run: Run) -> None:
     run(body())
 
 
-def test_not_ready_says_why(run: Run) -> None:
+def test_the_readiness_page_has_a_reason(run: Run) -> None:
     async def body() -> None:
         async with probe(ready=lambda: "the disk is full") as served:
             status, _, text = await ask(served, get("/readyz"))
@@ -99,7 +99,7 @@ def test_head_is_get_without_the_body(run: Run) -> None:
         (b"GET /metrics HTTP/1.1\r\nX: " + b"y" * REQUEST_BYTES_MAX + b"\r\n\r\n", 431),
     ],
 )
-def test_refusals(run: Run, request_bytes: bytes, status: int) -> None:
+def test_invalid_requests_are_refused(run: Run, request_bytes: bytes, status: int) -> None:
     async def body() -> None:
         async with probe() as served:
             found, headers, text = await ask(served, request_bytes)
@@ -111,7 +111,7 @@ def test_refusals(run: Run, request_bytes: bytes, status: int) -> None:
     run(body())
 
 
-def test_slow_client_is_let_go() -> None:
+def test_slow_client_is_disconnected() -> None:
     async def body() -> None:
         clock = VirtualClock()
         async with probe(clock=clock) as served:
@@ -129,7 +129,7 @@ def test_slow_client_is_let_go() -> None:
 def test_connections_are_limited(run: Run) -> None:
     async def body() -> None:
         async with probe() as served:
-            held = [
+            connections = [
                 await asyncio.open_connection("127.0.0.1", served.port)
                 for _ in range(CONNECTIONS_MAX)
             ]
@@ -139,7 +139,7 @@ def test_connections_are_limited(run: Run) -> None:
             with suppress(ConnectionResetError):
                 assert await reader.read() == b""
             writer.close()
-            for _, other in held:
+            for _, other in connections:
                 other.close()
             while served._tasks:
                 await asyncio.sleep(0)
@@ -148,7 +148,7 @@ def test_connections_are_limited(run: Run) -> None:
     run(body())
 
 
-def test_figure_that_fails_hides_no_other(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_metric_does_not_hide_others(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> float:
         raise LookupError("no such figure")
 
@@ -170,7 +170,7 @@ def test_figure_that_fails_hides_no_other(run: Run, caplog: pytest.LogCaptureFix
     assert caplog.text.count("can't read the metric broken") == 1
 
 
-def test_loop_turns_while_many_figures_are_written() -> None:
+def test_event_loop_runs_while_many_metrics_are_written() -> None:
     async def body() -> None:
         turns = 0
         seen: list[int] = []

@@ -15,7 +15,7 @@ ROUTE = TopicRouteData(queue_datas=[QueueData(broker_name="broker-b", read_queue
 
 
 class NameServer:
-    """Knows one topic, and counts how often it is asked."""
+    """Has one topic, and counts its queries."""
 
     def __init__(self, code: int = 0) -> None:
         self.code = code
@@ -40,7 +40,7 @@ class Servers:
             await peer.close()
 
 
-def test_a_route_is_found_and_kept_for_a_moment(run: Run) -> None:
+def test_a_route_is_queried_and_cached(run: Run) -> None:
     async def body() -> None:
         names, clock = NameServer(), VirtualClock()
         async with serving(names.serve) as server:
@@ -68,7 +68,7 @@ def test_an_unknown_topic_has_no_route(run: Run) -> None:
     run(body())
 
 
-def test_the_next_one_is_asked_if_the_first_is_gone_or_refuses(run: Run) -> None:
+def test_the_next_nameserver_is_queried_if_the_first_fails_or_refuses(run: Run) -> None:
     async def body() -> None:
         names, busy = NameServer(), NameServer(code=2)
         async with serving(names.serve) as server, serving(busy.serve) as other:
@@ -80,7 +80,7 @@ def test_the_next_one_is_asked_if_the_first_is_gone_or_refuses(run: Run) -> None
     run(body())
 
 
-def test_without_anybody_to_ask_there_is_no_route() -> None:
+def test_there_is_no_route_without_nameservers() -> None:
     async def body() -> None:
         assert await RouteQueries(Servers()).find("T") is None
 

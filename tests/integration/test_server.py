@@ -143,13 +143,13 @@ async def serving_echo(
         nameservers=nameservers,
     )
     await server.start("127.0.0.1", 0)
-    home = ServerFixture(server, echo)
+    fixture = ServerFixture(server, echo)
     try:
-        yield home
+        yield fixture
     finally:
         echo.release.set()
         await server.stop()
-        await home.leave()
+        await fixture.leave()
         pool.shutdown()
 
 
@@ -171,8 +171,8 @@ async def ask(wire: Wire, code: int, **ext: str) -> Frame:
 @pytest.mark.parametrize("encoding", [JSON, BINARY])
 def test_requests_are_answered_in_their_encoding(run: Run, encoding: int) -> None:  # noqa: F811
     async def body() -> None:
-        async with serving_echo() as home:
-            wire = await home.connect()
+        async with serving_echo() as fixture:
+            wire = await fixture.connect()
             frames = [encode(ECHO, {"n": str(n)}, b"x" * n, opaque=n, encoding=encoding)
                       for n in range(50)]  # fmt: skip
             wire.writer.write(b"".join(frames))
@@ -187,8 +187,8 @@ def test_requests_are_answered_in_their_encoding(run: Run, encoding: int) -> Non
 @pytest.mark.parametrize("piece", [1, 3, 7, 4096])
 def test_frames_may_arrive_in_pieces(run: Run, piece: int) -> None:  # noqa: F811
     async def body() -> None:
-        async with serving_echo() as home:
-            wire = await home.connect()
+        async with serving_echo() as fixture:
+            wire = await fixture.connect()
             size = 40 if piece < 4096 else 3_000_000
             data = b"".join(encode(ECHO, {}, bytes([n]) * size, opaque=n) for n in range(3))
             for at in range(0, len(data), piece):
@@ -197,15 +197,15 @@ def test_frames_may_arrive_in_pieces(run: Run, piece: int) -> None:  # noqa: F81
                     await asyncio.sleep(0)
             for n in range(3):
                 assert (await wire.read()).body == bytes([n]) * size
-            await until(home.memory_is_released)
+            await until(fixture.memory_is_released)
 
     run(body())
 
 
 def test_one_way_and_unknown_and_failing_requests(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with serving_echo() as home:
-            wire = await home.connect()
+        async with serving_echo() as fixture:
+            wire = await fixture.connect()
             wire.writer.write(encode(ECHO, opaque=1, flag=2) + encode(BUG, opaque=2, flag=2))
             assert (await ask(wire, BUG)).code == 1
             assert (await ask(wire, REFUSE)).code == 29
@@ -227,14 +227,14 @@ BAD = [
 @pytest.mark.parametrize("bad", BAD)
 def test_an_invalid_frame_closes_only_its_connection(run: Run, bad: bytes) -> None:  # noqa: F811
     async def body() -> None:
-        async with serving_echo() as home:
-            good, wire = await home.connect(), await home.connect()
+        async with serving_echo() as fixture:
+            good, wire = await fixture.connect(), await fixture.connect()
             wire.writer.write(encode(ECHO, opaque=9) + bad)
             assert (await wire.read()).opaque == 9
             assert await wire.reader.read() == b""
             assert (await ask(good, ECHO)).code == 0
-            await until(lambda: len(home.server.connections) == 1)
-            assert home.server.memory.used == 0
+            await until(lambda: len(fixture.server.connections) == 1)
+            assert fixture.server.memory.used == 0
 
     run(body())
 
@@ -246,10 +246,10 @@ def nameserver_calls(
     return NameServerCalls(lambda: None, register_topics, find_route)
 
 
-def test_without_nameservers_nothing_waits_for_a_registration(run: Run) -> None:  # noqa: F811
+def test_answers_do_not_wait_for_a_registration_without_nameservers(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with serving_echo() as home:
-            wire = await home.connect()
+        async with serving_echo() as fixture:
+            wire = await fixture.connect()
             assert (await ask(wire, REGISTER)).code == 0
 
     run(body())
@@ -263,36 +263,36 @@ def test_an_answer_waits_for_the_registration_of_its_topics(run: Run) -> None:  
             calls.append((topics, deadline_ms, asyncio.get_running_loop().create_future()))
             return calls[-1][2]
 
-        async with serving_echo(nameserver_calls(register)) as home:
-            wire = await home.connect()
+        async with serving_echo(nameserver_calls(register)) as fixture:
+            wire = await fixture.connect()
             wire.writer.write(encode(REGISTER, opaque=1) + encode(ECHO, opaque=2))
             assert (await wire.read()).opaque == 2
             topics, deadline_ms, future = calls[0]
             assert (topics, deadline_ms) == (("T",), 77)
             future.set_result(None)
             assert (await wire.read()).opaque == 1
-            (connection,) = home.server.connections.values()
+            (connection,) = fixture.server.connections.values()
             assert connection.in_flight == 0
 
             wire.writer.write(encode(REGISTER, opaque=3) + encode(REGISTER, opaque=4))
             await until(lambda: len(calls) == 3)
             wire.writer.transport.abort()
-            await until(lambda: not home.server.connections)
+            await until(lambda: not fixture.server.connections)
             calls[1][2].set_result(None)
             calls[2][2].cancel()
             await until(lambda: connection.in_flight == 0)
-            assert home.server.memory.used == 0
+            assert fixture.server.memory.used == 0
 
     run(body())
 
 
 def test_thread_work_does_not_block_other_requests(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with serving_echo() as home:
-            wire = await home.connect()
+        async with serving_echo() as fixture:
+            wire = await fixture.connect()
             wire.writer.write(encode(SLOWLY, opaque=1) + encode(ECHO, opaque=2))
             assert (await wire.read()).opaque == 2
-            home.echo.release.set()
+            fixture.echo.release.set()
             answer = await wire.read()
             assert (answer.opaque, answer.ext) == (1, {"done": "True"})
 
@@ -301,12 +301,12 @@ def test_thread_work_does_not_block_other_requests(run: Run) -> None:  # noqa: F
 
 def test_a_connection_with_many_requests_in_flight_is_not_read_from(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with serving_echo() as home:
-            wire, other = await home.connect(), await home.connect()
+        async with serving_echo() as fixture:
+            wire, other = await fixture.connect(), await fixture.connect()
             wire.writer.write(b"".join(encode(SLOWLY, opaque=n) for n in range(300)))
-            await until(lambda: home.server.answer_executor.thread_jobs >= 256)
+            await until(lambda: fixture.server.answer_executor.thread_jobs >= 256)
             assert (await ask(other, ECHO)).code == 0
-            home.echo.release.set()
+            fixture.echo.release.set()
             got = {(await wire.read()).opaque for _ in range(300)}
             assert got == set(range(300))
 
@@ -315,13 +315,13 @@ def test_a_connection_with_many_requests_in_flight_is_not_read_from(run: Run) ->
 
 def test_ordered_thread_work_is_answered_in_order(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with serving_echo() as home:
-            wire, other = await home.connect(), await home.connect()
+        async with serving_echo() as fixture:
+            wire, other = await fixture.connect(), await fixture.connect()
             for number, slow in enumerate(("1", "0", "never", "1", "never", "0")):
                 wire.writer.write(encode(ORDERED, {"slow": slow}, opaque=number))
-            await until(lambda: home.server.answer_executor.thread_jobs == 6)
+            await until(lambda: fixture.server.answer_executor.thread_jobs == 6)
             assert (await ask(other, ORDERED, slow="0")).ext == {"turn": "1"}
-            home.echo.release.set()
+            fixture.echo.release.set()
             turns = {}
             for _ in range(6):
                 answer = await wire.read()
@@ -334,10 +334,10 @@ def test_ordered_thread_work_is_answered_in_order(run: Run) -> None:  # noqa: F8
 
 def test_a_client_is_called_and_its_response_is_returned(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with serving_echo() as home:
-            asker, other = await home.connect(), await home.connect()
+        async with serving_echo() as fixture:
+            asker, other = await fixture.connect(), await fixture.connect()
             await ask(other, ECHO)
-            target = home.echo.clients[1]
+            target = fixture.echo.clients[1]
             asker.writer.write(encode(CALL, {"client": str(target), "ms": "20000"}, opaque=3))
             question = await other.read()
             assert (question.code, question.ext, question.flag) == (77, {"q": "?"}, 0)
@@ -350,10 +350,10 @@ def test_a_client_is_called_and_its_response_is_returned(run: Run) -> None:  # n
     run(body())
 
 
-def test_effects_reach_the_client(run: Run) -> None:  # noqa: F811
+def test_notifications_and_closes_reach_the_client(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with serving_echo() as home:
-            wire = await home.connect()
+        async with serving_echo() as fixture:
+            wire = await fixture.connect()
             wire.writer.write(encode(NOTIFY, opaque=1))
             first, second = await wire.read(), await wire.read()
             assert {first.code, second.code} == {0, 40}
@@ -361,47 +361,47 @@ def test_effects_reach_the_client(run: Run) -> None:  # noqa: F811
             assert (told.flag, told.ext) == (2, {"consumerGroup": "g"})
             assert (await ask(wire, CLOSE)).code == 0
             assert await wire.reader.read() == b""
-            await until(lambda: bool(home.echo.gone))
+            await until(lambda: bool(fixture.echo.gone))
 
     run(body())
 
 
 def test_a_client_that_does_not_read_is_not_read_from(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with serving_echo(output_bytes_max=100_000) as home:
-            reader, good = await home.connect(), await home.connect()
+        async with serving_echo(output_bytes_max=100_000) as fixture:
+            reader, good = await fixture.connect(), await fixture.connect()
             reader.reader._transport.pause_reading()  # type: ignore[attr-defined]
             request = encode(BIG, {"size": "50000"})
             reader.writer.write(request * 3000)
-            await until(lambda: home.server.memory.used > 0)
+            await until(lambda: fixture.server.memory.used > 0)
             for _ in range(20):
                 assert (await ask(good, ECHO)).code == 0
-            # Two answers fit the limit, and one more request may have been under way.
-            assert home.server.memory.used < 1_000_000
+            # Two responses fit into the limit, and one more request may have been in flight.
+            assert fixture.server.memory.used < 1_000_000
             reader.reader._transport.resume_reading()  # type: ignore[attr-defined]
             for _ in range(3000):
                 assert len((await reader.read()).body) == 50_000
-            await until(lambda: home.server.memory.used == 0)
+            await until(lambda: fixture.server.memory.used == 0)
 
     run(body())
 
 
 def test_the_memory_of_all_connections_is_limited(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with serving_echo(memory_bytes_max=200_000) as home:
-            senders = [await home.connect() for _ in range(8)]
+        async with serving_echo(memory_bytes_max=200_000) as fixture:
+            senders = [await fixture.connect() for _ in range(8)]
             frame = encode(ECHO, {}, bytes(100_000), opaque=1)
             for sender in senders:
                 sender.writer.write(frame[:60_000])
-            await until(lambda: home.server.memory.used > 100_000)
-            wire = await home.connect()
+            await until(lambda: fixture.server.memory.used > 100_000)
+            wire = await fixture.connect()
             wire.writer.write(frame[:60_000])
             refused = await wire.read()
             assert refused.code == 2
             assert "memory_bytes_max" in (refused.remark or "")
             for sender in senders:
                 sender.writer.close()
-            await until(lambda: home.server.memory.used < 1000)
+            await until(lambda: fixture.server.memory.used < 1000)
             wire.writer.write(frame[60_000:])
             assert (await ask(wire, ECHO)).code == 0
 
@@ -410,50 +410,50 @@ def test_the_memory_of_all_connections_is_limited(run: Run) -> None:  # noqa: F8
 
 def test_connections_are_limited(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with serving_echo(connections_max=3) as home:
-            wires = [await home.connect() for _ in range(3)]
+        async with serving_echo(connections_max=3) as fixture:
+            wires = [await fixture.connect() for _ in range(3)]
             for wire in wires:
                 assert (await ask(wire, ECHO)).code == 0
-            refused = await home.connect()
+            refused = await fixture.connect()
             with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
                 await ask(refused, ECHO)
             wires[0].writer.close()
-            await until(lambda: len(home.server.connections) == 2)
-            assert (await ask(await home.connect(), ECHO)).code == 0
+            await until(lambda: len(fixture.server.connections) == 2)
+            assert (await ask(await fixture.connect(), ECHO)).code == 0
 
     run(body())
 
 
 def test_idle_and_unfinished_connections_are_closed(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with serving_echo(idle_ms=60_000) as home:
-            idle, slow, good = [await home.connect() for _ in range(3)]
+        async with serving_echo(idle_ms=60_000) as fixture:
+            idle, slow, good = [await fixture.connect() for _ in range(3)]
             for wire in (idle, slow, good):
                 assert (await ask(wire, ECHO)).code == 0
             slow.writer.write(encode(ECHO, {}, bytes(1000))[:500])
-            await until(lambda: home.server.memory.used > 0)
-            later = home.server.now_ms() + 61_000
-            first, second, third = home.server.connections.values()
+            await until(lambda: fixture.server.memory.used > 0)
+            later = fixture.server.now_ms() + 61_000
+            first, second, third = fixture.server.connections.values()
             second.active_ms = third.active_ms = later
-            home.server._sweep(later)
+            fixture.server._sweep(later)
             assert await idle.reader.read() == b""
             assert await slow.reader.read() == b""
             assert (await ask(good, ECHO)).code == 0
-            assert first.client in home.echo.gone
-            assert home.server.memory.used == 0
+            assert first.client in fixture.echo.gone
+            assert fixture.server.memory.used == 0
 
     run(body())
 
 
 def test_stopping_sends_pending_responses(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with serving_echo(stop_ms=10_000) as home:
-            wire = await home.connect()
+        async with serving_echo(stop_ms=10_000) as fixture:
+            wire = await fixture.connect()
             wire.writer.write(encode(SLOWLY, opaque=1))
-            await until(lambda: home.server.answer_executor.thread_jobs == 1)
-            stopping = asyncio.create_task(home.server.stop())
+            await until(lambda: fixture.server.answer_executor.thread_jobs == 1)
+            stopping = asyncio.create_task(fixture.server.stop())
             await asyncio.sleep(0)
-            home.echo.release.set()
+            fixture.echo.release.set()
             assert (await wire.read()).opaque == 1
             assert await wire.reader.read() == b""
             await stopping
@@ -461,18 +461,18 @@ def test_stopping_sends_pending_responses(run: Run) -> None:  # noqa: F811
     run(body())
 
 
-def test_small_requests_are_served_while_large_ones_take_the_memory(run: Run) -> None:  # noqa: F811
+def test_small_requests_are_served_while_large_ones_use_the_memory(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with serving_echo(memory_bytes_max=200_000) as home:
-            home.server.memory.used += 160_000  # what active clients hold that send large frames
-            wire = await home.connect()
+        async with serving_echo(memory_bytes_max=200_000) as fixture:
+            fixture.server.memory.used += 160_000  # memory of active clients that send large frames
+            wire = await fixture.connect()
             frame = encode(ECHO, {}, bytes(100), opaque=1)
             for number in range(40):  # each write ends inside a frame's header
                 wire.writer.write((frame[6:] if number else frame) + frame[:6])
                 assert (await wire.read()).code == 0
-            large = await home.connect()
+            large = await fixture.connect()
             large.writer.write(encode(ECHO, {}, bytes(100_000), opaque=9)[:50_000])
             assert (await large.read()).code == 2, "a large one has to wait"
-            home.server.memory.used -= 160_000
+            fixture.server.memory.used -= 160_000
 
     run(body())

@@ -35,8 +35,8 @@ __all__ = ["run"]
 DEAD = "127.0.0.1:1"
 
 
-class World:
-    """A NameServer and a broker that note what they are asked."""
+class FakeCluster:
+    """A NameServer and a broker that record their requests."""
 
     def __init__(self, topics: Iterable[str] = ("Orders",)) -> None:
         self.topics = set(topics)
@@ -116,15 +116,15 @@ class Group:
         return self.answer if ask.code == 307 else False
 
 
-async def with_world(body, *before: str, topics: Iterable[str] = ("Orders",), **keywords) -> None:  # type: ignore[no-untyped-def]
-    """Run a test with a world and a session in it; `before` are NameServers asked first."""
-    world = World(topics)
-    async with serving(world.names) as names, serving(world.serve_broker) as broker:
-        world.broker = broker.address
+async def with_cluster(body, *before: str, topics: Iterable[str] = ("Orders",), **keywords) -> None:  # type: ignore[no-untyped-def]
+    """Run a test with a cluster and a session; `before` are NameServers queried first."""
+    cluster = FakeCluster(topics)
+    async with serving(cluster.names) as names, serving(cluster.serve_broker) as broker:
+        cluster.broker = broker.address
         session = new_session([*before, names.address], **keywords)
         await session.start()
         try:
-            await body(world, session)
+            await body(cluster, session)
         finally:
             await session.close()
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -135,16 +135,16 @@ def new_session(nameservers: list[str] | str, **keywords) -> Session:  # type: i
     return Session(ClientOptions(nameservers, **options))
 
 
-def test_a_dead_nameserver_is_passed_over_and_then_asked_last(run: Run) -> None:
-    async def body(world: World, session: Session) -> None:
+def test_a_dead_nameserver_is_skipped_and_then_queried_last(run: Run) -> None:
+    async def body(cluster: FakeCluster, session: Session) -> None:
         route = await session.route("Orders")
         assert len(route.write_queues) == 4
         assert session.nameservers._in_order()[0] != DEAD
 
-    run(with_world(body, DEAD))
+    run(with_cluster(body, DEAD))
 
 
-def test_nobody_answers_names_everybody_with_the_reason(run: Run) -> None:
+def test_the_error_without_an_answer_names_every_nameserver_with_its_reason(run: Run) -> None:
     async def body() -> None:
         session = new_session([DEAD, "127.0.0.1:2"])
         await session.start()
@@ -155,100 +155,100 @@ def test_nobody_answers_names_everybody_with_the_reason(run: Run) -> None:
     run(body())
 
 
-def test_an_unknown_topic_names_who_was_asked_and_similar_topics(run: Run) -> None:
-    async def body(world: World, session: Session) -> None:
+def test_an_unknown_topic_error_names_the_nameserver_and_similar_topics(run: Run) -> None:
+    async def body(cluster: FakeCluster, session: Session) -> None:
         with pytest.raises(NoRoute, match=r"'Order' .*similar topics: Orders") as caught:
             await session.route("Order")
         assert session.nameservers.addresses[0] in str(caught.value)
         assert caught.value.retry
 
-    run(with_world(body, topics=("Orders", "Payments")))
+    run(with_cluster(body, topics=("Orders", "Payments")))
 
 
-def test_many_who_ask_for_a_route_ask_once(run: Run) -> None:
-    async def body(world: World, session: Session) -> None:
+def test_concurrent_queries_of_a_route_are_sent_once(run: Run) -> None:
+    async def body(cluster: FakeCluster, session: Session) -> None:
         routes = await asyncio.gather(*(session.route("Orders") for _ in range(20)))
         assert len({id(route) for route in routes}) == 1
-        assert world.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) == 1
+        assert cluster.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) == 1
 
-    run(with_world(body))
+    run(with_cluster(body))
 
 
-def test_a_changed_route_is_noticed_and_members_are_told(run: Run) -> None:
+def test_members_are_notified_of_a_changed_route(run: Run) -> None:
     clock = VirtualClock()
 
-    async def body(world: World, session: Session) -> None:
+    async def body(cluster: FakeCluster, session: Session) -> None:
         group = Group()
         await session.join(group)
         assert [len(route.write_queues) for route in group.routes] == [4]
-        world.queues = 2
-        asked = world.count(RequestCode.GET_ROUTEINFO_BY_TOPIC)
-        while world.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) == asked or len(group.routes) < 2:
+        cluster.queues = 2
+        asked = cluster.count(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+        while cluster.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) == asked or len(group.routes) < 2:
             await clock.elapse(30_000)
         assert [len(route.write_queues) for route in group.routes] == [4, 2]
         assert len((await session.route("Orders")).write_queues) == 2
 
-    run(with_world(body, clock=clock))
+    run(with_cluster(body, clock=clock))
 
 
-def test_a_topic_that_vanishes_keeps_its_last_route(run: Run) -> None:
-    async def body(world: World, session: Session) -> None:
+def test_a_deleted_topic_keeps_its_last_route(run: Run) -> None:
+    async def body(cluster: FakeCluster, session: Session) -> None:
         known = await session.route("Orders")
-        world.topics.clear()
+        cluster.topics.clear()
         assert await session.find_route("Orders") is None
         assert await session.route("Orders") is known
 
-    run(with_world(body))
+    run(with_cluster(body))
 
 
-def test_heartbeats_name_all_groups_and_leaving_tells_brokers(run: Run) -> None:
-    async def body(world: World, session: Session) -> None:
+def test_heartbeats_name_all_groups_and_leave_unregisters(run: Run) -> None:
+    async def body(cluster: FakeCluster, session: Session) -> None:
         group = Group()
         await session.join(group)
-        (send_heartbeats,) = world.beats()
+        (send_heartbeats,) = cluster.beats()
         assert send_heartbeats.client_id == session.client_id
         assert [data.group_name for data in send_heartbeats.producer_data_set] == ["senders"]
         assert [data.group_name for data in send_heartbeats.consumer_data_set] == ["readers"]
-        assert session.versions == {world.broker: 493}
+        assert session.versions == {cluster.broker: 493}
         await session.leave(group)
-        gone = [f.ext for f in world.requests if f.code == RequestCode.UNREGISTER_CLIENT]
+        gone = [f.ext for f in cluster.requests if f.code == RequestCode.UNREGISTER_CLIENT]
         assert gone == [
             {"clientID": session.client_id, "producerGroup": "senders"},
             {"clientID": session.client_id, "consumerGroup": "readers"},
         ]
         await session.send_heartbeats()
-        assert len(world.beats()) == 1
+        assert len(cluster.beats()) == 1
 
-    run(with_world(body))
+    run(with_cluster(body))
 
 
-def test_heartbeats_go_on(run: Run) -> None:
+def test_heartbeats_are_sent_periodically(run: Run) -> None:
     clock = VirtualClock()
 
-    async def body(world: World, session: Session) -> None:
+    async def body(cluster: FakeCluster, session: Session) -> None:
         await session.join(Group())
-        while len(world.beats()) < 3:
+        while len(cluster.beats()) < 3:
             await clock.elapse(30_000)
 
-    run(with_world(body, clock=clock))
+    run(with_cluster(body, clock=clock))
 
 
-def test_a_broker_that_lost_us_hears_of_us_before_it_is_asked(run: Run) -> None:
-    async def body(world: World, session: Session) -> None:
+def test_a_heartbeat_is_sent_again_after_a_lost_connection(run: Run) -> None:
+    async def body(cluster: FakeCluster, session: Session) -> None:
         await session.join(Group())
         await session.ensure_heartbeat("a")
-        assert len(world.beats()) == 1
-        assert world.wire is not None
-        world.wire.writer.transport.abort()
+        assert len(cluster.beats()) == 1
+        assert cluster.wire is not None
+        cluster.wire.writer.transport.abort()
         while session.broker("a").connected:
             await asyncio.sleep(0)
         await session.ensure_heartbeat("a")
-        assert len(world.beats()) == 2
+        assert len(cluster.beats()) == 2
 
-    run(with_world(body))
+    run(with_cluster(body))
 
 
-def test_requests_of_brokers_reach_the_member_they_are_for(run: Run) -> None:
+def test_requests_of_brokers_reach_their_member(run: Run) -> None:
     async def late() -> Response:
         await asyncio.sleep(0)
         return Response(0, {"late": "yes"})
@@ -256,46 +256,44 @@ def test_requests_of_brokers_reach_the_member_they_are_for(run: Run) -> None:
     async def failing() -> Response:
         raise RuntimeError("a handler's fault")
 
-    async def body(world: World, session: Session) -> None:
+    async def body(cluster: FakeCluster, session: Session) -> None:
         group = Group()
         await session.join(group)
-        assert world.wire is not None
+        assert cluster.wire is not None
         answers = []
         for opaque, answer in enumerate([Response(0, {"now": "yes"}), late(), failing(), False]):
             group.answer = answer
-            world.wire.ask(307, opaque)
-            answers.append(await world.answers.get())
+            cluster.wire.ask(307, opaque)
+            answers.append(await cluster.answers.get())
         assert [a.opaque for a in answers] == [0, 1, 2, 3]
         assert [a.code for a in answers] == [0, 0, 1, 3]
         assert answers[0].ext == {"now": "yes"}
         assert answers[1].ext == {"late": "yes"}
         assert "a handler's fault" in (answers[2].remark or "")
 
-    run(with_world(body))
+    run(with_cluster(body))
 
 
-def test_a_refusal_is_the_error_of_its_code(run: Run) -> None:
-    async def body(world: World, session: Session) -> None:
+def test_a_refusal_raises_the_error_of_its_code(run: Run) -> None:
+    async def body(cluster: FakeCluster, session: Session) -> None:
         await session.route("Orders")
         with pytest.raises(NoPermission, match="not you") as caught:
             await session.call(session.broker("a"), RequestCode.GET_MAX_OFFSET, {})
         assert caught.value.answer_code == 16
-        assert world.broker in str(caught.value)
+        assert cluster.broker in str(caught.value)
 
-    run(with_world(body))
+    run(with_cluster(body))
 
 
 def test_an_unknown_broker_has_no_address(run: Run) -> None:
-    async def body(world: World, session: Session) -> None:
+    async def body(cluster: FakeCluster, session: Session) -> None:
         with pytest.raises(NoRoute, match="'nobody'"):
             session.broker("nobody")
 
-    run(with_world(body))
+    run(with_cluster(body))
 
 
-def test_a_session_of_another_process_or_a_closed_one_says_so(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forked_or_closed_session_raises(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         session = new_session(DEAD)
         with pytest.raises(ClientClosed, match="not started"):
@@ -349,13 +347,13 @@ def listing(text: Callable[[], str]) -> Iterator[str]:
             thread.join()
 
 
-def test_nameservers_are_read_from_a_url_again_and_again(run: Run) -> None:
+def test_the_nameserver_url_is_read_periodically(run: Run) -> None:
     clock = VirtualClock()
 
     async def body() -> None:
-        world = World()
+        cluster = FakeCluster()
         lists = [DEAD]
-        async with serving(world.names) as names:
+        async with serving(cluster.names) as names:
             with listing(lambda: ";".join(lists)) as url:
                 session = new_session(url, clock=clock)
                 await session.start()
@@ -371,7 +369,7 @@ def test_nameservers_are_read_from_a_url_again_and_again(run: Run) -> None:
     run(body())
 
 
-def test_a_url_that_can_not_be_read_is_named(run: Run) -> None:
+def test_an_unreadable_nameserver_url_is_named_in_the_error(run: Run) -> None:
     async def body() -> None:
         session = new_session(f"http://{DEAD}/list")
         with pytest.raises(NoNameServer, match=rf"cannot read http://{DEAD}/list:"):
@@ -381,7 +379,7 @@ def test_a_url_that_can_not_be_read_is_named(run: Run) -> None:
     run(body())
 
 
-def test_a_server_that_breaks_the_protocol_ends_its_connection_only(run: Run) -> None:
+def test_a_protocol_error_closes_only_its_connection(run: Run) -> None:
     async def nonsense(wire: Wire) -> None:
         await wire.read()
         wire.writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -398,23 +396,23 @@ def test_a_server_that_breaks_the_protocol_ends_its_connection_only(run: Run) ->
     run(body())
 
 
-def test_an_address_that_is_none_does_not_end_the_heartbeats(run: Run) -> None:
+def test_an_invalid_address_does_not_stop_heartbeats(run: Run) -> None:
     clock = VirtualClock()
 
-    async def body(world: World, session: Session) -> None:
-        world.replica = "nowhere"
+    async def body(cluster: FakeCluster, session: Session) -> None:
+        cluster.replica = "nowhere"
         await session.join(Group())
-        while len(world.beats()) < 3:
+        while len(cluster.beats()) < 3:
             await clock.elapse(30_000)
-        assert session.brokers == {"a": {0: world.broker}}
+        assert session.brokers == {"a": {0: cluster.broker}}
 
-    run(with_world(body, clock=clock))
+    run(with_cluster(body, clock=clock))
 
 
-def test_a_topic_that_is_refused_does_not_keep_others_from_being_fresh(
+def test_a_refused_topic_does_not_stop_the_refresh_of_others(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def body(world: World, session: Session) -> None:
+    async def body(cluster: FakeCluster, session: Session) -> None:
         group = Group()
         await session.join(group)
         ask = session.nameservers.find_route
@@ -426,40 +424,40 @@ def test_a_topic_that_is_refused_does_not_keep_others_from_being_fresh(
 
         monkeypatch.setattr(session.nameservers, "find_route", find_route)
         group._topics = ("Forbidden", "Orders")
-        world.queues = 2
+        cluster.queues = 2
         await session.refresh()
         assert [len(route.write_queues) for route in group.routes] == [4, 2]
 
-    run(with_world(body))
+    run(with_cluster(body))
 
 
-def test_routes_that_were_only_asked_for_stay_fresh_too_and_end_with_their_topic(run: Run) -> None:
-    async def body(world: World, session: Session) -> None:
+def test_cached_routes_are_refreshed_and_removed_with_their_topic(run: Run) -> None:
+    async def body(cluster: FakeCluster, session: Session) -> None:
         await session.route("TBW102")
-        world.queues = 2
+        cluster.queues = 2
         await session.refresh()
         assert len((await session.route("TBW102")).write_queues) == 2
-        world.topics.clear()
+        cluster.topics.clear()
         await session.refresh()
         assert session.cached_route("TBW102") is None
 
-    run(with_world(body, topics=("TBW102",)))
+    run(with_cluster(body, topics=("TBW102",)))
 
 
-def test_a_broker_that_does_not_know_us_is_told_alone(run: Run) -> None:
-    async def body(world: World, session: Session) -> None:
+def test_a_heartbeat_to_one_broker_is_not_sent_to_others(run: Run) -> None:
+    async def body(cluster: FakeCluster, session: Session) -> None:
         await session.join(Group())
         session.brokers["b"] = {0: DEAD}
         await asyncio.gather(session.ensure_heartbeat("b"), session.ensure_heartbeat("b"))
-        assert len(world.beats()) == 1, "a dead broker is no reason to bother the others"
+        assert len(cluster.beats()) == 1, "a dead broker is no reason to bother the others"
         assert session.is_registered_at("a")
         assert not session.is_registered_at("b")
 
-    run(with_world(body))
+    run(with_cluster(body))
 
 
-def test_leaving_does_not_wait_for_one_broker_after_another(run: Run) -> None:
-    async def body(world: World, session: Session) -> None:
+def test_leave_unregisters_at_all_brokers_concurrently(run: Run) -> None:
+    async def body(cluster: FakeCluster, session: Session) -> None:
         told: list[str] = []
         both = asyncio.Event()
 
@@ -487,10 +485,10 @@ def test_leaving_does_not_wait_for_one_broker_after_another(run: Run) -> None:
         session._peers = peers
         assert sorted(told) == ["x", "x", "y", "y"]
 
-    run(with_world(body))
+    run(with_cluster(body))
 
 
-def test_close_does_not_wait_for_a_nameserver_and_says_what_happened(run: Run) -> None:
+def test_close_fails_pending_route_queries(run: Run) -> None:
     asked = asyncio.Event()
 
     async def silent(wire: Wire) -> None:
@@ -511,12 +509,12 @@ def test_close_does_not_wait_for_a_nameserver_and_says_what_happened(run: Run) -
     run(body())
 
 
-def test_the_same_process_number_elsewhere_is_another_client(
+def test_equal_process_ids_on_two_machines_give_different_client_ids(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body() -> None:
         ids = set()
-        for _ in range(2):  # two containers: process 1 each, and often the same address
+        for _ in range(2):  # two containers: both have process id 1, and often the same address
             monkeypatch.setattr(
                 "penstock.client.client_session._instance_numbers", itertools.count(1)
             )
@@ -529,7 +527,7 @@ def test_the_same_process_number_elsewhere_is_another_client(
     run(body())
 
 
-def test_a_list_that_is_no_http_is_said_as_any_other(
+def test_a_nameserver_url_that_is_not_http_is_reported(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_http(url: str) -> str:
@@ -544,12 +542,10 @@ def test_a_list_that_is_no_http_is_said_as_any_other(
     run(body())
 
 
-def test_a_refresh_under_way_ends_with_the_session(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_cancels_a_refresh_in_flight(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = VirtualClock()
 
-    async def body(world: World, session: Session) -> None:
+    async def body(cluster: FakeCluster, session: Session) -> None:
         asked = asyncio.Event()
         await session.join(Group())
 
@@ -562,4 +558,4 @@ def test_a_refresh_under_way_ends_with_the_session(
         assert asked.is_set()
         await asyncio.wait_for(session.close(), 10)
 
-    run(with_world(body, clock=clock))
+    run(with_cluster(body, clock=clock))

@@ -151,7 +151,7 @@ def test_async_tests_await_the_clock(run: Run, penstock_broker: Broker) -> None:
     run(body())
 
 
-def test_a_message_held_by_the_test_does_not_stop_the_clock(
+def test_a_message_kept_by_the_test_does_not_stop_the_clock(
     penstock_broker: Broker,  # noqa: F811
     penstock_producer: Producer,  # noqa: F811
     penstock_consumer: Make,  # noqa: F811
@@ -324,10 +324,10 @@ def test_several_brokers_run_side_by_side_and_leave_no_files() -> None:
         one.clock.advance(days=1)
         assert one.clock.now_ms() - other.clock.now_ms() > 80_000_000
     assert "penstock-test-broker" not in [thread.name for thread in threading.enumerate()]
-    assert threading.active_count() <= before + 1  # that of the blocking clients
+    assert threading.active_count() <= before + 1  # that of the synchronous clients
 
 
-# --- what goes wrong
+# --- errors
 
 
 def test_a_broker_that_fails_to_start_leaves_no_files(
@@ -485,7 +485,7 @@ SAMPLE = """
     def test_settings_may_be_changed(penstock_broker, penstock_producer):
         assert penstock_producer.send(Message("T", b"x")).queue.broker_name == "mine"
 
-    def test_nothing_is_loaded_without_need(request):
+    def test_nothing_is_imported_without_need(request):
         import sys
         assert "penstock.testing.plugin" in sys.modules
 """

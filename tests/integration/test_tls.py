@@ -1,4 +1,4 @@
-"""TLS and plain on one port, certificates that change, and peers that mean no good."""
+"""TLS and plain connections on one port, changed certificates, and misbehaving peers."""
 
 import asyncio
 import errno
@@ -38,7 +38,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 class Echo(asyncio.BufferedProtocol):
-    """Sends back what comes."""
+    """Echoes its input."""
 
     def __init__(self) -> None:
         self._room = memoryview(bytearray(4096))
@@ -60,7 +60,7 @@ def config(pair: Pair, mode: str = "permissive", **others: Any) -> TlsConfig:
 
 
 def trusting(pair: Pair) -> ssl.SSLContext:
-    """A client that checks the server strictly."""
+    """A client context that verifies the server."""
     return ssl.create_default_context(cafile=str(pair.certificate))
 
 
@@ -76,7 +76,7 @@ async def listening(tls: TlsConfig | None, **options: Any) -> AsyncIterator[List
 
 
 async def exchange(listener: Listener, context: ssl.SSLContext | None, data: bytes) -> bytes:
-    """What comes back for `data`; empty if the connection is closed instead."""
+    """The response to `data`; empty if the connection is closed instead."""
     reader, writer = await asyncio.open_connection("127.0.0.1", listener.port, ssl=context)
     try:
         writer.write(data)
@@ -88,7 +88,7 @@ async def exchange(listener: Listener, context: ssl.SSLContext | None, data: byt
 
 
 @pytest.mark.parametrize("size", [1, 100_000])
-def test_permissive_serves_both_on_one_port(run: Run, pair: Pair, size: int) -> None:
+def test_permissive_mode_serves_tls_and_plain_on_one_port(run: Run, pair: Pair, size: int) -> None:
     async def body() -> None:
         async with listening(config(pair)) as listener:
             data = b"\0" * size
@@ -98,7 +98,7 @@ def test_permissive_serves_both_on_one_port(run: Run, pair: Pair, size: int) -> 
     run(body())
 
 
-def test_enforcing_closes_plain_connections_and_says_so(
+def test_enforcing_mode_closes_plain_connections_with_a_log_line(
     run: Run, pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body() -> None:
@@ -111,7 +111,7 @@ def test_enforcing_closes_plain_connections_and_says_so(
     assert "does not use TLS, and tls.mode is enforcing" in caplog.text
 
 
-def test_without_a_certificate_one_is_made_for_the_moment(
+def test_a_temporary_certificate_is_generated_if_none_is_configured(
     run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blind = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -139,7 +139,7 @@ def test_without_a_certificate_one_is_made_for_the_moment(
         run(body_without_openssl())
 
 
-def test_off_serves_plain_only(run: Run) -> None:
+def test_disabled_mode_serves_plain_only(run: Run) -> None:
     async def body() -> None:
         async with listening(None) as listener:
             assert await exchange(listener, None, b"plain") == b"plain"
@@ -159,7 +159,7 @@ def test_many_connections_at_a_time(run: Run, pair: Pair) -> None:
     run(body())
 
 
-def test_silent_peer_blocks_nobody_and_is_let_go(pair: Pair) -> None:
+def test_silent_peer_blocks_no_others_and_is_closed(pair: Pair) -> None:
     async def body() -> None:
         clock = VirtualClock()
         async with listening(config(pair), clock=clock) as listener:
@@ -174,7 +174,7 @@ def test_silent_peer_blocks_nobody_and_is_let_go(pair: Pair) -> None:
     asyncio.run(body())
 
 
-def test_too_many_silent_peers_push_out_the_oldest(run: Run, pair: Pair) -> None:
+def test_oldest_silent_peers_are_closed_when_there_are_too_many(run: Run, pair: Pair) -> None:
     async def body() -> None:
         async with listening(config(pair), waiting_max=5) as listener:
             assert isinstance(listener, TlsListener)
@@ -193,7 +193,7 @@ def test_too_many_silent_peers_push_out_the_oldest(run: Run, pair: Pair) -> None
     run(body())
 
 
-def test_peer_that_leaves_or_talks_nonsense_costs_nothing(
+def test_failed_handshakes_do_not_affect_other_connections(
     run: Run, pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body() -> None:
@@ -211,9 +211,11 @@ def test_peer_that_leaves_or_talks_nonsense_costs_nothing(
     assert "TLS handshake with 127.0.0.1" in caplog.text
 
 
-def test_no_descriptors_left_is_waited_out(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_accept_continues_after_file_descriptors_ran_out(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
     class Empty:
-        """A listening socket of a process that has no descriptor left, for a while."""
+        """A listening socket of a process that has no file descriptor left for a while."""
 
         def __init__(self, real: socket.socket) -> None:
             self.real = real
@@ -269,7 +271,9 @@ def test_changed_certificate_serves_new_connections_and_keeps_old_ones(
     run(body())
 
 
-def test_listener_looks_at_the_files_by_itself(pair: Pair, other: Pair, tmp_path: Path) -> None:
+def test_listener_reloads_changed_files_periodically(
+    pair: Pair, other: Pair, tmp_path: Path
+) -> None:
     async def body() -> None:
         clock = VirtualClock()
         files = Pair(tmp_path / "cert.pem", tmp_path / "key.pem")
@@ -288,7 +292,7 @@ def test_listener_looks_at_the_files_by_itself(pair: Pair, other: Pair, tmp_path
 
 
 @pytest.mark.parametrize("client_auth", ["optional", "require"])
-def test_clients_show_their_certificate(
+def test_client_certificates_are_optional_or_required(
     run: Run, pair: Pair, other: Pair, client_auth: str
 ) -> None:
     async def body() -> None:
@@ -327,7 +331,7 @@ def test_peer_calls_over_tls_and_checks_the_server_if_it_has_an_authority(
     run(body())
 
 
-def test_outgoing_calls_are_plain_unless_asked_for() -> None:
+def test_outgoing_calls_are_plain_by_default() -> None:
     assert outgoing_context(TlsConfig()) is None
 
 
@@ -363,7 +367,7 @@ def test_every_bad_file_is_named_with_its_setting(pair: Pair, other: Pair, tmp_p
         assert caught.value.hint
 
 
-def test_port_in_use_is_said_with_the_address(pair: Pair) -> None:
+def test_port_in_use_error_names_the_address(pair: Pair) -> None:
     async def body() -> None:
         async with listening(config(pair)) as listener:
             with pytest.raises(OSError, match=f"127.0.0.1:{listener.port}"):
@@ -372,7 +376,7 @@ def test_port_in_use_is_said_with_the_address(pair: Pair) -> None:
     asyncio.run(body())
 
 
-def test_stalled_handshakes_keep_nobody_out(run: Run, pair: Pair) -> None:
+def test_stalled_handshakes_do_not_block_new_connections(run: Run, pair: Pair) -> None:
     async def body() -> None:
         async with listening(config(pair), waiting_max=5) as listener:
             stalled = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(12)]
@@ -389,7 +393,7 @@ def test_stalled_handshakes_keep_nobody_out(run: Run, pair: Pair) -> None:
     run(body())
 
 
-def test_what_a_made_certificate_would_not_honour_is_refused(pair: Pair) -> None:
+def test_settings_that_need_a_configured_certificate_are_refused_without_one(pair: Pair) -> None:
     for bad in (TlsConfig(client_auth="require"), TlsConfig(key=str(pair.key))):
         with pytest.raises(TlsError, match=r"tls\.certificate is empty"):
             Tls(bad)

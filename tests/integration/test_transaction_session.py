@@ -1,4 +1,4 @@
-"""A transaction producer in its session: brokers can ask it from the start."""
+"""A transaction producer in its session: brokers can check its transactions from the start."""
 
 import asyncio
 
@@ -8,27 +8,27 @@ from penstock.client.transaction.async_transaction_producer import AsyncTransact
 from penstock.errors import NoNameServer
 from penstock.testing.clock import VirtualClock
 from tests.integration.loops import Run, run, serving
-from tests.integration.test_session import DEAD, World
+from tests.integration.test_session import DEAD, FakeCluster
 
 __all__ = ["run"]
 
 
-def test_a_transaction_producer_can_be_asked_before_it_has_sent_anything(run: Run) -> None:
+def test_a_transaction_producer_is_registered_before_it_sends(run: Run) -> None:
     async def body() -> None:
-        world = World(("TBW102",))
-        async with serving(world.names) as names, serving(world.serve_broker) as broker:
-            world.broker = broker.address
+        cluster = FakeCluster(("TBW102",))
+        async with serving(cluster.names) as names, serving(cluster.serve_broker) as broker:
+            cluster.broker = broker.address
             async with AsyncTransactionProducer(names.address, group="g"):
-                await world.heard.wait()
-                (beat,) = world.beats()
+                await cluster.heard.wait()
+                (beat,) = cluster.beats()
                 assert [data.group_name for data in beat.producer_data_set] == ["g"]
         async with AsyncTransactionProducer(DEAD, group="g"):
-            pass  # no reason not to start
+            pass  # does not prevent a start
 
     run(body())
 
 
-def test_a_transaction_producer_that_can_not_start_leaves_nothing_behind(run: Run) -> None:
+def test_a_transaction_producer_that_fails_to_start_leaks_nothing(run: Run) -> None:
     async def body() -> None:
         producer = AsyncTransactionProducer(DEAD, group="g", topics=["Orders"])
         with pytest.raises(NoNameServer):
@@ -38,18 +38,18 @@ def test_a_transaction_producer_that_can_not_start_leaves_nothing_behind(run: Ru
     run(body())
 
 
-def test_a_transaction_producer_is_known_once_there_is_a_nameserver(run: Run) -> None:
+def test_a_transaction_producer_registers_once_a_nameserver_is_available(run: Run) -> None:
     clock = VirtualClock()
 
     async def body() -> None:
-        world = World(())
-        async with serving(world.names) as names, serving(world.serve_broker) as broker:
-            world.broker = broker.address
+        cluster = FakeCluster(())
+        async with serving(cluster.names) as names, serving(cluster.serve_broker) as broker:
+            cluster.broker = broker.address
             async with AsyncTransactionProducer(names.address, group="g", clock=clock):
-                while not world.requests:
+                while not cluster.requests:
                     await asyncio.sleep(0)
-                world.topics.add("TBW102")
-                while not world.beats():
+                cluster.topics.add("TBW102")
+                while not cluster.beats():
                     await clock.elapse(30_000)
 
     run(body())

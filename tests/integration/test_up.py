@@ -46,7 +46,7 @@ class Program:
             thread.start()
 
     def line(self, pattern: str, queue: "Queue[str] | None" = None) -> str:
-        """The next line that matches; stdout unless told otherwise."""
+        """The next matching line, of stdout by default."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             text = (queue or self.out).get(timeout=max(deadline - time.monotonic(), 0.01))
@@ -63,7 +63,7 @@ class Program:
         return self.process.wait(PATIENCE_S)
 
     def finish(self) -> None:
-        """Whatever is left of it ends."""
+        """Kill the process if it still runs."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(PATIENCE_S)

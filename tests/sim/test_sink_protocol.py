@@ -1,9 +1,9 @@
 """The transactional sink under crashes at every step: consumers see each row exactly once.
 
 A model of Spark runs batches: tasks that fail or run twice, a commit that raises, an abort after
-it, the same batch again. Its driver dies at any step (`crashing`), a second driver may run at the
-same time, and the broker is restarted. The model knows only what Spark's checkpoint has: which
-batches ended. The broker is a real one with its store, in this process.
+it, the same batch again. Its driver dies at any step (`simulated_process`), a second driver may run
+at the same time, and the broker is restarted. The model knows only what Spark's checkpoint has:
+which batches ended. The broker is a real one with its store, in this process.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from penstock.spark.sink.task_id import TaskId
 from penstock.spark.sink.transactional import TransactionalTask, abort_batch, commit_batch
 from penstock.testing import InProcessBroker
 from tests.depth import rounds
-from tests.sim.crashing import Died, Fate, process, run
+from tests.sim.simulated_process import Died, SimulatedProcess, run, run_process
 
 TASKS = 2
 ROWS = 3
@@ -143,18 +143,18 @@ class Query:
 
 def test_driver_dies_at_every_step(broker: InProcessBroker) -> None:
     async def body() -> None:
-        fate = Fate()
+        process = SimulatedProcess()
         query = Query(broker, "whole", 1, seed=0)
-        await process(fate, query.drive)
+        await run_process(process, query.drive)
         query.check()
-        steps = fate.steps
+        steps = process.steps
         assert steps > 60
         stride = rounds(ci=max(steps // 40, 1), proof=1)
         for dies_at in range(1, steps + 1, stride):
             query = Query(broker, f"step-{dies_at}", 2, seed=dies_at)
             with suppress(Died):
-                await process(Fate(dies_at), query.drive)
-            await process(Fate(), query.drive)
+                await run_process(SimulatedProcess(dies_at), query.drive)
+            await run_process(SimulatedProcess(), query.drive)
             query.check()
 
     run(body())
@@ -170,14 +170,16 @@ def test_commit_fails_at_every_step(broker: InProcessBroker) -> None:
             name, options = query.sink_id, query.options
             written = [await query.run_task(0, partition, 0) for partition in range(TASKS)]
             chunks = [chunk for sent, _ in written for chunk in sent]
-            fate = Fate(dies_at)
+            process = SimulatedProcess(dies_at)
             with suppress(Died):
-                await process(fate, partial(commit_batch, options, name, 0, chunks, query_id="q"))
+                await run_process(
+                    process, partial(commit_batch, options, name, 0, chunks, query_id="q")
+                )
             await abort_batch(options, name, 0, chunks, "q")
-            await process(Fate(), query.drive)
+            await run_process(SimulatedProcess(), query.drive)
             query.check()
-            steps = fate.steps
-            if not fate.died.is_set():
+            steps = process.steps
+            if not process.died.is_set():
                 break
         assert 40 < steps < 900
 
@@ -195,8 +197,8 @@ def test_random_failures(broker: InProcessBroker, seed: int) -> None:
         rng = random.Random(seed)
         drivers: list[asyncio.Task[None]] = []
         for _ in range(rng.randint(1, 4)):
-            fate = Fate(rng.randint(1, 600), dawdles=random.Random(rng.random()))
-            drivers.append(asyncio.ensure_future(_run_driver(fate, query)))
+            process = SimulatedProcess(rng.randint(1, 600), delays=random.Random(rng.random()))
+            drivers.append(asyncio.ensure_future(_run_driver(process, query)))
             if rng.random() < 0.6:
                 await asyncio.wait(drivers[-1:])
             else:
@@ -205,7 +207,7 @@ def test_random_failures(broker: InProcessBroker, seed: int) -> None:
                 await broker.restart()
         await asyncio.wait(drivers)
         query.fails = 0.0
-        await process(Fate(), query.drive)
+        await run_process(SimulatedProcess(), query.drive)
         query.check()
 
     run(body())
@@ -217,18 +219,21 @@ def test_concurrent_drivers(broker: InProcessBroker, seed: int) -> None:
 
     async def body() -> None:
         query = Query(broker, f"beside-{seed}", 3, seed)
-        fates = [Fate(dawdles=random.Random(10 * seed + n), dawdling=0.1) for n in range(3)]
-        await asyncio.gather(*(_run_driver(fate, query) for fate in fates))
-        await process(Fate(), query.drive)
+        processes = [
+            SimulatedProcess(delays=random.Random(10 * seed + n), delay_probability=0.1)
+            for n in range(3)
+        ]
+        await asyncio.gather(*(_run_driver(process, query) for process in processes))
+        await run_process(SimulatedProcess(), query.drive)
         query.check()
 
     run(body())
 
 
-async def _run_driver(fate: Fate, query: Query) -> None:
+async def _run_driver(process: SimulatedProcess, query: Query) -> None:
     """Run a driver that may die, or give up because another one continues its batches."""
     with suppress(Died, PenstockError):
-        await process(fate, query.drive)
+        await run_process(process, query.drive)
 
 
 def test_half_messages_without_a_decision_expire(broker: InProcessBroker) -> None:
@@ -236,7 +241,7 @@ def test_half_messages_without_a_decision_expire(broker: InProcessBroker) -> Non
         query = Query(broker, "forgotten", 1, seed=0)
         for attempt in range(3):  # attempts whose worker is killed
             await query.run_task(0, 0, attempt)
-        await process(Fate(), query.drive)
+        await run_process(SimulatedProcess(), query.drive)
         query.check()
         await broker.clock.advance(hours=25)
         query.ended = query.batches

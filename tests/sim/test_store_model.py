@@ -1,4 +1,4 @@
-"""The engine against a list: whatever is done in whatever order, both give the same answers.
+"""The store against a list: any operations in any order give the same results in both.
 
 The list (`Model`) knows the bytes and the place of every message and how far readers may see. The
 process may die at any moment (files as they are, nothing closed); the power does not go here: see
@@ -56,7 +56,7 @@ times = st.integers(-3000, 60_000).map(lambda ms: START_MS + ms)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Rules are what the broker does with a store; each compares at once what can be compared."""
+    """The rules are the broker's operations on a store; each compares its result at once."""
 
     sync_flush = True
     append_by = "auto"
@@ -85,7 +85,7 @@ class StoreMachine(RuleBasedStateMachine):
         return open_store(self.root / "s", self.config, self.disk, self.now_ms)
 
     def _row(self, queue: QueueName) -> list[Stored]:
-        """What readers see of a queue, expired messages included."""
+        """The messages of a queue that readers can see, expired ones included."""
         return [s for s in self.model.queues().get(queue, []) if s.end <= self.visible]
 
     def _min(self, queue: QueueName) -> int:
@@ -106,14 +106,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(queue=queues, count=st.integers(1, 60))
     def put_many(self, queue: QueueName, count: int) -> None:
-        """So that queue and index files get full."""
+        """Fill queue and index files."""
         for i in range(count):
             message = Message(*queue, b"%d" % i, TAGS[i % 3], (f"{queue[0]}{i}",))
             put_ok(self.store, self.model, [message], self.now_ms)
 
     @rule(queue=queues)
     def roll(self, queue: QueueName) -> None:
-        """Go on in the next segment."""
+        """Continue in the next segment."""
         before = self.store.log.rolls
         while self.store.log.rolls == before:
             put_ok(self.store, self.model, [Message(*queue, bytes(5000))], self.now_ms)
@@ -140,7 +140,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.real_disk)
     @rule()
     def flusher_runs(self) -> None:
-        """Nobody has looked yet, so readers see what they saw before."""
+        """The progress is not published yet, so readers see what they saw before."""
         self.store.flusher.pump()
 
     @rule()
@@ -150,7 +150,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(kind=st.sampled_from(["idle", "all"]))
     def unmap(self, kind: str) -> None:
-        """Queues let go of their files: by the clock those that are idle, or all of a sudden."""
+        """Unmap queues: the idle ones by the clock, or all at once."""
         if kind == "all":
             self.store.maintenance.mapped_queues.unmap_all()
         else:
@@ -170,9 +170,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _wait_for_pool(self) -> None:
         if self.disk.threads:
-            self.disk.close()  # ends what was submitted; the next one makes a new pool
+            self.disk.close()  # waits for submitted work; the next submission makes a new pool
 
-    # --- ends and beginnings
+    # --- shutdowns and starts
 
     @rule()
     def close_and_open(self) -> None:
@@ -289,7 +289,7 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def offsets_agree(self) -> None:
         if self.sync_flush and self.real_disk:
-            return  # the flusher may be ahead of what was settled
+            return  # the flusher may be ahead of what was published
         assert self.store.confirm_offset == self.visible
         for queue in QUEUES:
             assert self.store.max_offset(*queue) == len(self._row(queue))
@@ -299,11 +299,11 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 class SyncMachine(StoreMachine):
-    """Sync flush: staged, written once a turn, visible when flushed."""
+    """Sync flush: staged, written once per loop iteration, visible when flushed."""
 
 
 class AsyncMachine(StoreMachine):
-    """Async flush: straight into the mapping."""
+    """Async flush: written directly into the mapping."""
 
     sync_flush = False
     append_by = "mapping"

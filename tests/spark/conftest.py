@@ -27,7 +27,7 @@ os.environ["JAVA_TOOL_OPTIONS"] = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {J
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only a proof runs: a test with Spark takes as long as fifty others."""
+    """Deselect tests of the depth `proof`: a test with Spark takes as long as fifty others."""
     if DEPTH == "proof":
         return
     left_out = [item for item in items if item.get_closest_marker("proof") is not None]
@@ -52,6 +52,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 @pytest.fixture
 def fresh(request: pytest.FixtureRequest) -> str:
-    """A name for this test's topics and groups that no other test used."""
+    """A unique name for the topics and groups of a test."""
     name: str = getattr(request.node, "originalname", request.node.name)
     return f"{name.removeprefix('test_')[:40]}-{uuid.uuid4().hex[:8]}"

@@ -46,7 +46,7 @@ def pipe(
 def count_with_a_loss(
     *, master: str, conf: dict[str, str], source: dict[str, str], mark: str
 ) -> dict[str, Any]:
-    """The first task that comes by kills its executor; the count is whole all the same."""
+    """The first task kills its executor; the count is still complete."""
     spark = spark_session("count_with_a_loss", master=master, conf=conf)
     rows = spark.read.format("penstock").options(**source).load().select("body")
 
@@ -86,7 +86,7 @@ def _distinct_to_topic(stream: DataFrame, sink: dict[str, str], checkpoint: str)
 
 
 def _worker(batches: Iterator[Any]) -> Iterator[Any]:
-    """Which Python a task ran in, and in which mode the kernel was."""
+    """The Python of a task, and whether it ran the compiled core."""
     import penstock
 
     for batch in batches:

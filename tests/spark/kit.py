@@ -1,4 +1,4 @@
-"""What the tests with Spark do to a cluster: make topics, send, read back; and Spark's readers."""
+"""Shared by the tests with Spark: create topics, send, read back; and Spark's readers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ POLL_MS = 20_000
 
 
 def create_topic(cluster: Up, topic: str, queues: int = 4) -> str:
-    """A topic with so many queues; its name."""
+    """Create a topic with this many queues; returns its name."""
     with Admin(cluster.address) as admin:
         admin.create_topic(topic, queues=queues)
     return topic
 
 
 def send(cluster: Up, messages: Iterable[Message]) -> int:
-    """Send them all, queue by queue in turn; how many."""
+    """Send all messages to the queues in round robin; returns their number."""
     with Producer(cluster.address, group="spark-tests") as producer:
         futures = [producer.submit(message) for message in messages]
         for future in futures:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def log_to(path: str) -> None:
-    """Have all lines of this process there, and not where they went before."""
+    """Write all log lines of this process to a file only."""
     root = logging.getLogger()
     for handler in list(root.handlers):
         root.removeHandler(handler)

@@ -43,7 +43,7 @@ class Server(apache.Server):
 
 
 class Master(Server):
-    """A standalone master; `url` is what drivers and workers are given."""
+    """A standalone master; `url` is for drivers and workers."""
 
     _main_class = "org.apache.spark.deploy.master.Master"
     _announcement = "New state: ALIVE"
@@ -75,7 +75,7 @@ class Worker(Server):
 
 
 class Connect(Server):
-    """A Spark Connect server with a local Spark; `url` is what clients are given."""
+    """A Spark Connect server with a local Spark; `url` is for clients."""
 
     _main_class = "org.apache.spark.sql.connect.service.SparkConnectServer"
     _announcement = "Spark Connect server started"
@@ -101,7 +101,7 @@ class Connect(Server):
 
 
 def run_job(job: str, *, environment: Mapping[str, str] | None = None, **given: object) -> Any:
-    """Run a function of `jobs.py` with these arguments in a Python of its own; what it returned."""
+    """Run a function of `jobs.py` with these arguments in a new process; returns its result."""
     command = [sys.executable, "-m", "tests.spark.jobs", job, json.dumps(given, default=str)]
     done = subprocess.run(
         command, cwd=ROOT, env={**spark_environment(), **(environment or {})},
@@ -113,13 +113,13 @@ def run_job(job: str, *, environment: Mapping[str, str] | None = None, **given: 
 
 
 def spark_environment() -> dict[str, str]:
-    """This process's environment for a Spark of its own: found Java, this Python, loopback."""
+    """The environment of a new Spark process: the Java that was found, this Python, loopback."""
     mine = {k: v for k, v in os.environ.items() if not k.startswith(("SPARK_", "PYSPARK_"))}
     return {
         **mine,
         "JAVA_HOME": str(java_home()),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        # A port that is not chosen free, and that nobody here uses.
+        # This port is fixed, and no test uses it.
         "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
     }

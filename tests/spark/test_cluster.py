@@ -1,4 +1,4 @@
-"""A real standalone cluster: a master and two workers, and the ways our package reaches them."""
+"""A real standalone cluster of a master and two workers, with the package installed or shipped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 CONF = {
     "spark.executor.memory": "512m",
     "spark.sql.shuffle.partitions": "2",
-    # The job begins when both are there, so that both take part.
+    # The job starts when both workers are registered, so that both take part.
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
 }
 
@@ -46,7 +46,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def bare_python(tmp_path: Path) -> Path:
-    """A Python with everything that Penstock needs, and without Penstock."""
+    """A Python with Penstock's dependencies, and without Penstock."""
     venv = tmp_path / "bare"
     base = Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"
     subprocess.run([base, "-m", "venv", "--without-pip", venv], check=True, timeout=60)
@@ -90,7 +90,7 @@ def run_pipe(cluster: Up, master: str, folder: Path, topic: str, **more: Any) ->
     return found
 
 
-def test_package_installed_on_the_workers(
+def test_pipelines_run_with_the_package_installed_on_the_workers(
     cluster: Up, master: str, fresh: str, tmp_path: Path
 ) -> None:
     found = run_pipe(cluster, master, tmp_path, fresh)
@@ -99,10 +99,10 @@ def test_package_installed_on_the_workers(
 
 
 @pytest.mark.proof
-def test_package_shipped_as_a_zip_runs_as_python(
+def test_a_package_shipped_as_a_zip_runs_uncompiled(
     cluster: Up, master: str, fresh: str, tmp_path: Path, bare_python: Path, package: Path
 ) -> None:
-    """Machine code can't be loaded out of a zip, so the kernel runs as Python."""
+    """Extension modules can't be loaded from a zip, so the code runs uncompiled."""
     found = run_pipe(
         cluster, master, tmp_path, fresh, environment={"PYSPARK_PYTHON": str(bare_python)},
         conf={"spark.submit.pyFiles": str(package)},
@@ -114,7 +114,7 @@ def test_package_shipped_as_a_zip_runs_as_python(
 def test_an_executor_that_dies_is_replaced(
     cluster: Up, master: str, fresh: str, tmp_path: Path
 ) -> None:
-    """Spark runs the task again elsewhere; nothing is missing or there twice."""
+    """Spark repeats the task on another executor; no row is missing or duplicated."""
     topic = kit.create_topic(cluster, fresh)
     kit.send_numbers(cluster, topic, 1_000)
     found = run_job(

@@ -1,4 +1,4 @@
-"""Spark Connect: source and sink through a server that the client only talks gRPC to."""
+"""Spark Connect: source and sink through a server that the client reaches by gRPC only."""
 
 from __future__ import annotations
 

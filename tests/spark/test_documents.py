@@ -1,4 +1,4 @@
-"""docs/spark.md: its examples run, and it names every option and column that there is."""
+"""docs/spark.md: its examples run, and it names every option and column."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
 @pytest.mark.parametrize(
     "name", sorted({*CONNECTION_OPTIONS, *SOURCE_OPTIONS, *SINK_OPTIONS, *FIELDS, *WRITTEN_COLUMNS})
 )
-def test_the_page_has_every_option_and_column(name: str) -> None:
+def test_the_page_names_every_option_and_column(name: str) -> None:
     assert f"`{name}`" in PAGE
 
 

@@ -23,7 +23,7 @@ TOOLS = ("bash", "sh", "env", "dirname", "ps", "cat", "chmod", "rm")
 
 @pytest.fixture
 def no_java(tmp_path: Path) -> dict[str, str]:
-    """An environment in which no Java is to be found."""
+    """An environment without Java."""
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in TOOLS:
@@ -31,7 +31,7 @@ def no_java(tmp_path: Path) -> dict[str, str]:
     return {"PATH": str(tools), "JAVA_HOME": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 
-def test_the_packaged_java_is_found_and_says_its_version(
+def test_the_packaged_java_is_found_and_prints_its_version(
     no_java: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in no_java.items():
@@ -43,7 +43,7 @@ def test_the_packaged_java_is_found_and_says_its_version(
     assert java.version >= 17
 
 
-def test_without_java_a_topic_is_counted_and_state_is_kept(
+def test_batch_and_stateful_queries_run_without_an_installed_java(
     cluster: Up, fresh: str, no_java: dict[str, str], tmp_path: Path
 ) -> None:
     topic = kit.create_topic(cluster, fresh, queues=2)

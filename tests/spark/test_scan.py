@@ -1,4 +1,4 @@
-"""`mode=log`: what the files of a store hold is what its broker would have given."""
+"""`mode=log`: the files of a store have the messages that its broker serves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scan(spark: SparkSession, path: Path, **options: object) -> DataFrame:
     return frame.options(**{name: str(value) for name, value in options.items()}).load()
 
 
-def test_the_files_of_a_running_broker_hold_what_it_gives(
+def test_the_log_files_of_a_running_broker_have_the_messages_it_serves(
     spark: SparkSession, cluster: Up, fresh: str
 ) -> None:
     create_topic(cluster, fresh, 3)
@@ -63,7 +63,7 @@ def test_the_files_of_a_running_broker_hold_what_it_gives(
     assert late.count() == count
 
 
-def test_a_path_without_a_log_is_an_error_for_people(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_path_without_a_log_is_refused_with_a_hint(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(PySparkException, match="holds no commit log"):
         scan(spark, tmp_path).count()
 

@@ -1,4 +1,4 @@
-"""Source and sink over servers that demand TLS and signed requests."""
+"""Source and sink over servers that require TLS and signed requests."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ RIGHTS = {
 }
 """What docs/spark.md says that a user needs, and no more."""
 LONG = "1h"
-"""A patience that no test has: who tries again and again does not end in time."""
+"""Longer than any test may take: a read or write that is retried does not end in time."""
 
 
-class Safe:
-    """A NameServer and a broker that demand TLS; the broker demands signatures too."""
+class SecuredCluster:
+    """A NameServer and a broker that require TLS; the broker requires signatures, too."""
 
     def __init__(self, path: Path) -> None:
         self.pair = make_pair(path / "own", "penstock")
@@ -61,7 +61,7 @@ class Safe:
         return Broker(path, path / "store", self.names.address, **_tls(pair), **access, **conf)
 
     def run(self, *words: str) -> None:
-        """An administrator's command."""
+        """Run an admin command."""
         at = ("-b", self.broker.address, "--tls", "--tls-ca", str(self.pair.certificate))
         assert main([*words, *at, "--access-key", ROOT, "--secret-key", ROOT_SECRET]) == 0
 
@@ -70,7 +70,7 @@ class Safe:
         return Admin(self.names.address, access_key=ROOT, secret_key=ROOT_SECRET, ssl=context)
 
     def options(self, **others: object) -> dict[str, str]:
-        """How Spark reaches it, as a user with its rights."""
+        """The options of Spark's source and sink, for a user with few rights."""
         given = {
             "nameserver": self.names.address, "tls": "true", "tlsCa": self.pair.certificate,
             "accessKey": USER, "secretKey": SECRET, **others,
@@ -87,18 +87,18 @@ def _tls(pair: Pair) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def safe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Safe]:
-    safe = Safe(tmp_path_factory.mktemp("safe"))
-    with safe.names, safe.broker:
-        safe.run("user", "create", USER, "--password", SECRET)
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster]:
+    secured = SecuredCluster(tmp_path_factory.mktemp("safe"))
+    with secured.names, secured.broker:
+        secured.run("user", "create", USER, "--password", SECRET)
         for resource, actions in RIGHTS.items():
-            safe.run("acl", "grant", USER, resource, actions)
-        yield safe
+            secured.run("acl", "grant", USER, resource, actions)
+        yield secured
 
 
 @pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """Another authority than the servers'."""
+def other_authority(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A certificate authority that did not sign the servers' certificates."""
     return make_pair(tmp_path_factory.mktemp("stranger"), "stranger")
 
 
@@ -110,17 +110,21 @@ def write(frame: DataFrame, **options: str) -> None:
     frame.write.format("penstock").mode("append").options(**options).save()
 
 
-def test_reads_and_writes_of_a_user_with_just_these_rights(
-    spark: SparkSession, safe: Safe, fresh: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_user_with_minimal_rights_can_read_and_write(
+    spark: SparkSession,
+    secured: SecuredCluster,
+    fresh: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     source, sure, once = f"in-{fresh}", f"out-{fresh}-1", f"out-{fresh}-2"
-    with safe.admin() as admin:
+    with secured.admin() as admin:
         for topic in (source, sure, once):
             admin.create_topic(topic, queues=2)
 
-    write(rows(spark), **safe.options(topic=source))
-    write(rows(spark), **safe.options(topic=once, delivery="transactional", sinkId=fresh))
-    given = safe.options(subscribe=source)
+    write(rows(spark), **secured.options(topic=source))
+    write(rows(spark), **secured.options(topic=once, delivery="transactional", sinkId=fresh))
+    given = secured.options(subscribe=source)
     frame = spark.read.format("penstock").options(**given).load()
     assert sorted(int(row.body) for row in frame.collect()) == list(range(ROWS))
 
@@ -129,13 +133,13 @@ def test_reads_and_writes_of_a_user_with_just_these_rights(
     told = ""
     for topic, delivery in ((sure, "at-least-once"), (once, "transactional")):
         writer = stream.load().select("body").writeStream.format("penstock")
-        writer = writer.options(**safe.options(topic=topic, delivery=delivery))
+        writer = writer.options(**secured.options(topic=topic, delivery=delivery))
         writer = writer.option("checkpointLocation", str(tmp_path / delivery))
         query = writer.trigger(availableNow=True).start()
         assert query.awaitTermination(90)
         told += "".join(report.json for report in query.recentProgress)
         query.explain(extended=True)
-    with safe.admin() as admin:
+    with secured.admin() as admin:
         stored = {
             topic: sum(queue.count for queue in admin.describe_topic(topic).queues)
             for topic in (source, sure, once)
@@ -184,45 +188,47 @@ WAYS = pytest.mark.parametrize("way", [read, follow, send, send_once])
 
 
 @WAYS
-def test_a_wrong_secret_is_told(spark: SparkSession, safe: Safe, fresh: str, way: Way) -> None:
+def test_a_wrong_secret_is_reported(
+    spark: SparkSession, secured: SecuredCluster, fresh: str, way: Way
+) -> None:
     topic = f"in-{fresh}"
-    with safe.admin() as admin:
+    with secured.admin() as admin:
         admin.create_topic(topic, queues=1)
     with pytest.raises(PySparkException) as failure:
-        way(spark, topic, safe.options(secretKey=WRONG))
+        way(spark, topic, secured.options(secretKey=WRONG))
     text = str(failure.value)
-    assert f"{safe.broker.address}: User:{USER} may not" in text
+    assert f"{secured.broker.address}: User:{USER} may not" in text
     assert "unknown user or wrong signature" in text
     assert not [secret for secret in SECRETS if secret in text]
 
 
 @WAYS
-def test_a_server_that_is_not_trusted_is_told(
-    spark: SparkSession, safe: Safe, stranger: Pair, fresh: str, way: Way
+def test_an_untrusted_server_is_reported(
+    spark: SparkSession, secured: SecuredCluster, other_authority: Pair, fresh: str, way: Way
 ) -> None:
     with pytest.raises(PySparkException) as failure:
-        way(spark, f"in-{fresh}", safe.options(tlsCa=stranger.certificate))
+        way(spark, f"in-{fresh}", secured.options(tlsCa=other_authority.certificate))
     text = str(failure.value)
-    assert safe.names.address in text
+    assert secured.names.address in text
     assert "self-signed certificate" in text
     assert "tlsCa" in text
     assert not [secret for secret in SECRETS if secret in text]
 
 
-def test_a_broker_that_is_not_trusted_is_told_by_plans_and_tasks(
-    spark: SparkSession, safe: Safe, stranger: Pair, fresh: str, tmp_path: Path
+def test_plans_and_tasks_report_an_untrusted_broker(
+    spark: SparkSession, secured: SecuredCluster, other_authority: Pair, fresh: str, tmp_path: Path
 ) -> None:
     topic, trusted = f"in-{fresh}", tmp_path / "trusted.pem"
-    ours, others = safe.pair.certificate.read_text(), stranger.certificate.read_text()
-    access = safe.options(tlsCa=trusted, accessKey=ROOT, secretKey=ROOT_SECRET)
+    ours, others = secured.pair.certificate.read_text(), other_authority.certificate.read_text()
+    access = secured.options(tlsCa=trusted, accessKey=ROOT, secretKey=ROOT_SECRET)
     read = spark.read.format("penstock").options(**access, subscribe=topic, readTimeout=LONG)
-    with safe.another(tmp_path / "broker", stranger, brokerName="second") as broker:
+    with secured.another(tmp_path / "broker", other_authority, brokerName="second") as broker:
         trusted.write_text(ours + others)
-        with safe.admin(trusted) as admin:
+        with secured.admin(trusted) as admin:
             admin.create_topic(topic, queues=1, brokers=[broker.name])
         write(rows(spark), **access, topic=topic)
         planned = read.load().rdd
-        assert planned.getNumPartitions() == 1  # this plans it
+        assert planned.getNumPartitions() == 1  # plans the read
         trusted.write_text(ours)
         told = f"TlsError: {broker.address}: the server's certificate is not trusted: self-signed"
         with pytest.raises(PySparkException, match=told):

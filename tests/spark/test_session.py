@@ -1,4 +1,4 @@
-"""The session that pipelines and these tests run in, and what Spark's Python workers load."""
+"""The session of pipelines and tests, and the modules that Spark's Python workers load."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_kit_sends_and_reads(cluster: Up, fresh: str) -> None:
 
 
 def test_workers_load_no_broker_no_store_and_no_pandas() -> None:
-    """Each Python worker of Spark's imports the source before its first row."""
+    """Each Python worker of Spark imports the source before its first row."""
     heavy = (
         "penstock.broker", "penstock.cli", "penstock.store", "penstock.config",
         "penstock.spark.sink.data_writer", "penstock.spark.pipelines",
@@ -46,7 +46,7 @@ def test_workers_load_no_broker_no_store_and_no_pandas() -> None:
     assert told.stdout.strip() == "[]"
 
 
-def test_a_session_that_runs_is_used_as_it_is(spark: SparkSession) -> None:
+def test_a_running_session_is_used_unchanged(spark: SparkSession) -> None:
     again = spark_session("another", master="local[7]", conf={"spark.sql.ansi.enabled": "true"})
     assert again.sparkContext.applicationId == spark.sparkContext.applicationId
     assert again.sparkContext.master == "local[2]"

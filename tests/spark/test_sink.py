@@ -1,4 +1,4 @@
-"""DataFrames and streams written to topics, at least once; what a failing write says."""
+"""DataFrames and streams written to topics at least once; errors of failing writes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def numbered(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
 # --- batches -------------------------------------------------------------------------------------
 
 
-def test_a_row_becomes_a_message_with_all_its_parts(
+def test_a_row_becomes_a_message_with_all_fields(
     spark: SparkSession, cluster: Up, fresh: str
 ) -> None:
     one, two = kit.create_topic(cluster, f"{fresh}-1"), kit.create_topic(cluster, f"{fresh}-2")
@@ -66,7 +66,9 @@ def test_a_row_becomes_a_message_with_all_its_parts(
     assert (keyed.properties["b"], keyed.properties["__SHARDINGKEY"]) == ("2", "user-7")
 
 
-def test_all_rows_of_all_partitions_come_once(spark: SparkSession, cluster: Up, fresh: str) -> None:
+def test_all_rows_of_all_partitions_are_sent_once(
+    spark: SparkSession, cluster: Up, fresh: str
+) -> None:
     topic = kit.create_topic(cluster, fresh)
     write(cluster, numbered(spark, 25_000, 3), topic=topic, inFlightBytes=1_000_000)
     found = kit.read_topic(cluster, topic, 25_000)
@@ -96,7 +98,9 @@ def test_rows_with_one_key_stay_in_order_in_one_queue(
         assert bodies == sorted(bodies)
 
 
-def test_what_is_read_can_be_written_as_it_is(spark: SparkSession, cluster: Up, fresh: str) -> None:
+def test_rows_read_by_the_source_can_be_written_unchanged(
+    spark: SparkSession, cluster: Up, fresh: str
+) -> None:
     source, target = kit.create_topic(cluster, fresh), kit.create_topic(cluster, f"{fresh}-copy")
     bodies = kit.send_numbers(cluster, source, 50)
     write(cluster, kit.reader(spark, cluster, source, columns="*").load(), topic=target)
@@ -122,7 +126,7 @@ def file_stream(spark: SparkSession, directory: Path, files: list[list[str]]) ->
     return reader.json(str(directory))
 
 
-def test_a_stream_says_its_query_and_batch(
+def test_messages_of_a_stream_have_its_query_and_batch_ids(
     spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
     topic = kit.create_topic(cluster, fresh)
@@ -143,7 +147,7 @@ def test_a_stream_says_its_query_and_batch(
     assert set(batches.values()) == {"0", "1"}
 
 
-def test_for_each_batch_the_number_can_be_given(
+def test_the_batch_id_can_be_given_in_foreach_batch(
     spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
     topic = kit.create_topic(cluster, fresh)
@@ -162,9 +166,7 @@ def test_for_each_batch_the_number_can_be_given(
 # --- each row once -------------------------------------------------------------------------------
 
 
-def test_the_same_batch_again_publishes_nothing(
-    spark: SparkSession, cluster: Up, fresh: str
-) -> None:
+def test_a_repeated_batch_publishes_nothing(spark: SparkSession, cluster: Up, fresh: str) -> None:
     topic = kit.create_topic(cluster, fresh)
     once = {"topic": topic, "delivery": "transactional", "sinkId": fresh}
     for _ in range(2):
@@ -205,11 +207,11 @@ def test_a_stream_publishes_each_row_once(
     assert {m.properties["PENSTOCK_SINK"] for m in found} == {query.id}
 
 
-# --- what fails ----------------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------
 
 
 def failure(cluster: Server, rows: DataFrame, **options: object) -> str:
-    """What the user reads when a write fails."""
+    """The error that the user gets when a write fails."""
     from pyspark.errors import PySparkException
 
     with pytest.raises(PySparkException) as caught:
@@ -245,7 +247,7 @@ def test_a_bad_row_is_named(spark: SparkSession, cluster: Up, fresh: str) -> Non
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[tuple[NameServer, Broker]]:
-    """A NameServer and a broker of this test's own, where topics are made by admins only."""
+    """A NameServer and a broker for one test, without automatic creation of topics."""
     with NameServer(tmp_path / "names") as names:
         store = tmp_path / "store"
         with Broker(
@@ -254,7 +256,7 @@ def servers(tmp_path: Path) -> Iterator[tuple[NameServer, Broker]]:
             yield names, broker
 
 
-def test_a_missing_topic_is_said(
+def test_a_missing_topic_is_named(
     spark: SparkSession, servers: tuple[NameServer, Broker], fresh: str
 ) -> None:
     names, _ = servers

@@ -1,4 +1,4 @@
-"""Each row once, through Spark: whatever breaks, and whenever the driver is killed."""
+"""Each row is written once through Spark, with any failure and any kill of the driver."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_batch_write_is_written_once(spark: SparkSession, cluster: Up, fresh: 
     assert Counter(m.properties["PENSTOCK_BATCH"] for m in found) == {"0": 1_000, "1": 1_000}
 
 
-def test_tasks_commits_and_aborts_that_break(
+def test_failing_tasks_commits_and_aborts_write_each_row_once(
     spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
     from pyspark.errors import StreamingQueryException
@@ -92,7 +92,9 @@ def test_tasks_commits_and_aborts_that_break(
 
 
 @pytest.mark.timeout(rounds(ci=300, proof=3600))
-def test_the_driver_is_killed_at_every_step(cluster: Up, fresh: str, tmp_path: Path) -> None:
+def test_a_driver_killed_at_any_step_writes_each_row_once(
+    cluster: Up, fresh: str, tmp_path: Path
+) -> None:
     """Each run finishes the batch that the one before was killed in, and is killed in the next
     one: at its first step, its second, and so on up to the last answer to a commit."""
     source, topic = kit.create_topic(cluster, f"{fresh}-1"), kit.create_topic(cluster, f"{fresh}-2")

@@ -1,4 +1,4 @@
-"""The source over Apache RocketMQ: the same queries as over our own broker."""
+"""The source with Apache RocketMQ: the same queries as with Penstock's broker."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_batch_reads(spark: SparkSession, apache: Servers, fresh: str) -> None:
     assert bodies(reader(spark, names, fresh, startingTimestamp=moment).load()) == numbers(300, 320)
 
 
-def test_a_stream_its_group_a_restart_and_a_lost_topic(
+def test_a_stream_commits_its_group_restarts_and_reports_a_lost_topic(
     spark: SparkSession, apache: Servers, fresh: str, tmp_path: Path
 ) -> None:
     names, broker = apache

@@ -1,4 +1,4 @@
-"""The source in batch reads: from where to where, which columns, in how many tasks; errors."""
+"""The source in batch reads: ranges, columns, tasks, errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def numbers(first: int, until: int) -> list[bytes]:
     return sorted(str(n).encode() for n in range(first, until))
 
 
-def test_a_message_comes_with_all_that_it_has(spark: SparkSession, cluster: Up, fresh: str) -> None:
+def test_all_fields_of_a_message_are_columns(spark: SparkSession, cluster: Up, fresh: str) -> None:
     create_topic(cluster, fresh, 1)
     before = datetime.now(UTC)
     send(cluster, [Message(fresh, b"\x00body", "vip", ["k1", "k2"], {"channel": "sms"})])
@@ -46,7 +46,7 @@ def test_a_message_comes_with_all_that_it_has(spark: SparkSession, cluster: Up, 
     assert abs((stored - before).total_seconds()) < 60
 
 
-def test_from_offset_to_offset_and_by_time(spark: SparkSession, cluster: Up, fresh: str) -> None:
+def test_ranges_are_given_by_offset_or_time(spark: SparkSession, cluster: Up, fresh: str) -> None:
     create_topic(cluster, fresh, 2)
     send_numbers(cluster, fresh, 40)
     whole = reader(spark, cluster, fresh).load().collect()
@@ -98,7 +98,7 @@ def test_topics_by_pattern_and_queues_by_assignment(
     assert bodies(both) == sorted(str(n).encode() for n in range(1, 20, 2))
 
 
-def test_only_some_columns(spark: SparkSession, cluster: Up, fresh: str) -> None:
+def test_only_selected_columns_are_read(spark: SparkSession, cluster: Up, fresh: str) -> None:
     create_topic(cluster, fresh, 1)
     send_numbers(cluster, fresh, 3)
     frame = reader(spark, cluster, fresh, columns="queue_offset, body,born_host").load()
@@ -112,7 +112,7 @@ def test_only_some_columns(spark: SparkSession, cluster: Up, fresh: str) -> None
     assert every.select("commit_log_offset", "store_host").distinct().count() == 3
 
 
-def test_tasks(spark: SparkSession, cluster: Up, fresh: str) -> None:
+def test_the_number_of_tasks_can_be_set(spark: SparkSession, cluster: Up, fresh: str) -> None:
     create_topic(cluster, fresh, 2)
     send_numbers(cluster, fresh, 40)
 
@@ -175,7 +175,7 @@ def test_the_log_is_read_without_its_broker(spark: SparkSession, cluster: Up, fr
      ({"subscribe": None, "assign": '{"TOPIC": {"broker-z": [0]}}', "readTimeout": "1s"},
       "broker-z 0")],
 )  # fmt: skip
-def test_errors_say_what_is_wrong(
+def test_errors_name_their_cause(
     spark: SparkSession, cluster: Up, fresh: str, options: dict[str, str | None], text: str
 ) -> None:
     create_topic(cluster, fresh, 2)
@@ -187,7 +187,7 @@ def test_errors_say_what_is_wrong(
     assert text.replace("TOPIC", fresh) in str(failure.value)
 
 
-def test_a_namespace_is_not_seen(spark: SparkSession, cluster: Up, fresh: str) -> None:
+def test_namespaces_are_not_part_of_names(spark: SparkSession, cluster: Up, fresh: str) -> None:
     create_topic(cluster, f"acme%{fresh}", 1)
     create_topic(cluster, fresh, 1)
     send_numbers(cluster, f"acme%{fresh}", 3)

@@ -1,4 +1,4 @@
-"""Retention that takes files before a query has read them: stopped and told, or passed and counted.
+"""Files deleted by retention before a query has read them: reported, or skipped and counted.
 
 The files of a small log are dated back and the broker is asked to delete what is too old, as it
 does by itself every night.
@@ -45,17 +45,17 @@ Places = dict[tuple[int, int], int]
 """Queue and offset → the number that the message there has for its body."""
 
 
-class Shop:
+class SmallLogCluster:
     """A NameServer and a broker whose log has small files."""
 
     def __init__(self, path: Path) -> None:
-        self.names: Any = NameServer(path / "names")  # the kit expects another type
+        self.names: Any = NameServer(path / "names")  # the functions of `kit` expect another type
         conf: dict[str, Any] = {"mappedFileSizeCommitLog": FILE_BYTES, "deleteFileBatchMax": 1_000}
         self.broker = Broker(path / "broker", path / "store", self.names.address, **conf)
         self._files = path / "store" / "commitlog"
 
     def send(self, topic: str, first: int, until: int) -> Places:
-        """Numbers as messages; where they are."""
+        """Send numbers as messages; returns their queues and offsets."""
         with Producer(self.names.address, group="retention", compression=None) as producer:
             futures = {
                 n: producer.submit(Message(topic, str(n).ljust(BODY_BYTES)))
@@ -65,13 +65,13 @@ class Shop:
         return {(r.queue.queue_id, r.queue_offset): n for n, r in receipts.items()}
 
     def expire(self, topic: str, *, keep: int) -> dict[int, int]:
-        """Retention takes all files but the last ones; where the topic's queues begin now."""
+        """Let retention delete all files except the last ones; returns the queues' min offsets."""
         old = sorted(self._files.iterdir())[:-keep]
         deadline = time.monotonic() + WAIT_SECONDS
         with Admin(self.names.address) as admin:
             while left := [path for path in old if path.exists()]:
                 assert time.monotonic() < deadline, f"{len(left)} files are still there"
-                for path in left:  # again and again: the broker's flushes date them anew
+                for path in left:  # repeatedly, because the broker's flushes update the file times
                     try:
                         os.utime(path, (0, 0))
                     except FileNotFoundError:
@@ -81,20 +81,24 @@ class Shop:
 
 
 @pytest.fixture(scope="module")
-def shop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+def small_log_cluster(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SmallLogCluster]:
     spark.dataSource.register(LoggedSource)
-    shop = Shop(tmp_path_factory.mktemp("shop"))
-    with shop.names, shop.broker:
-        yield shop
+    small_log_cluster = SmallLogCluster(tmp_path_factory.mktemp("small-log"))
+    with small_log_cluster.names, small_log_cluster.broker:
+        yield small_log_cluster
 
 
 class Query:
-    """Reads of one topic, strict or lenient, and what Spark's Python processes say meanwhile."""
+    """Reads of one topic, strict or lenient, and the log of Spark's Python processes."""
 
-    def __init__(self, spark: SparkSession, shop: Shop, topic: str, path: Path) -> None:
+    def __init__(
+        self, spark: SparkSession, small_log_cluster: SmallLogCluster, topic: str, path: Path
+    ) -> None:
         self._spark = spark
         self._log = path / "log.txt"
-        self._options = source_options(shop.names, topic, logFile=self._log)
+        self._options = source_options(small_log_cluster.names, topic, logFile=self._log)
 
     def batch(self, *, fails: bool, **options: str) -> DataFrame:
         read = self._spark.read.format("logged").options(**self._options, **options)
@@ -105,42 +109,44 @@ class Query:
         return read.option("startingOffsets", "earliest").option("failOnDataLoss", fails).load()
 
     def said(self, pattern: str) -> list[Any]:
-        """What the pattern finds, or its groups, in all lines, sorted."""
+        """All matches of the pattern (or its groups) in the log, sorted."""
         return sorted(re.findall(pattern, self._log.read_text()))
 
     def lost_in_tasks(self) -> dict[int, int]:
-        """How many messages tasks say that they have lost, by queue."""
+        """The number of lost messages that tasks report, by queue."""
         found = self.said(r"queue (\d+): (\d+) messages in total")
         return {int(queue): int(count) for queue, count in found}
 
 
 @pytest.fixture
-def query(spark: SparkSession, shop: Shop, fresh: str, tmp_path: Path) -> Query:
-    create_topic(shop.names, fresh, QUEUES)
-    return Query(spark, shop, fresh, tmp_path)
+def query(
+    spark: SparkSession, small_log_cluster: SmallLogCluster, fresh: str, tmp_path: Path
+) -> Query:
+    create_topic(small_log_cluster.names, fresh, QUEUES)
+    return Query(spark, small_log_cluster, fresh, tmp_path)
 
 
 def there(places: Places, begins: Mapping[int, int]) -> list[int]:
-    """The numbers that retention has left."""
+    """The numbers that were not deleted."""
     return sorted(n for (queue, offset), n in places.items() if offset >= begins[queue])
 
 
-def gone(shop: Shop, topic: str, places: Places, begin: int) -> str:
-    """What a task says of the first queue."""
+def gone(small_log_cluster: SmallLogCluster, topic: str, places: Places, begin: int) -> str:
+    """The report of a task about the first queue."""
     last = max(offset for queue, offset in places if queue == 0)
-    place = rf"topic {topic}, broker penstock \({shop.broker.address}\), queue 0: "
+    place = rf"topic {topic}, broker penstock \({small_log_cluster.broker.address}\), queue 0: "
     return f"{place}offsets 0 to {begin - 1} are wanted, offsets {begin} to {last} exist"
 
 
-def test_a_stream_that_stood_still_for_too_long(
-    shop: Shop, query: Query, fresh: str, tmp_path: Path
+def test_a_stream_that_was_stopped_for_too_long_reports_a_loss(
+    small_log_cluster: SmallLogCluster, query: Query, fresh: str, tmp_path: Path
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
-    places = shop.send(fresh, 0, 50)
+    places = small_log_cluster.send(fresh, 0, 50)
     assert run_now(query.stream(fails=True), checkpoint).all == list(range(50))
     read = {queue: 1 + max(n for q, n in places if q == queue) for queue in range(QUEUES)}
-    later = shop.send(fresh, 50, COUNT)
-    begins = shop.expire(fresh, keep=3)
+    later = small_log_cluster.send(fresh, 50, COUNT)
+    begins = small_log_cluster.expire(fresh, keep=3)
     left = there(later, begins)
     assert 0 < len(left) < len(later)
 
@@ -158,17 +164,17 @@ def test_a_stream_that_stood_still_for_too_long(
     assert run_now(query.stream(fails=False), checkpoint).all == left
     [(count, _)] = query.said(r"(\d+) messages are lost: (.*)")
     assert int(count) == len(later) - len(left)
-    shop.send(fresh, COUNT, COUNT + 10)
+    small_log_cluster.send(fresh, COUNT, COUNT + 10)
     assert run_now(query.stream(fails=True), checkpoint).all == list(range(COUNT, COUNT + 10))
 
 
-def test_each_batch_counts_what_it_has_lost(
-    shop: Shop, query: Query, fresh: str, tmp_path: Path
+def test_each_batch_counts_its_lost_messages(
+    small_log_cluster: SmallLogCluster, query: Query, fresh: str, tmp_path: Path
 ) -> None:
-    places = shop.send(fresh, 0, 10)
+    places = small_log_cluster.send(fresh, 0, 10)
     assert len(run_now(query.stream(fails=True), tmp_path / "checkpoint").all) == 10
-    later = shop.send(fresh, 10, COUNT)
-    left = there(later, shop.expire(fresh, keep=3))
+    later = small_log_cluster.send(fresh, 10, COUNT)
+    left = there(later, small_log_cluster.expire(fresh, keep=3))
     limited = query.stream(fails=False, maxOffsetsPerTrigger=(COUNT - len(left)) // 2)
     assert run_now(limited, tmp_path / "checkpoint").all == left
     counts = [int(count) for count, _ in query.said(r"(\d+) messages are lost: (.*)")]
@@ -176,9 +182,11 @@ def test_each_batch_counts_what_it_has_lost(
     assert sum(counts) == len(later) - len(left) == COUNT - len(places) - len(left)
 
 
-def test_a_batch_from_offsets_that_are_gone(shop: Shop, query: Query, fresh: str) -> None:
-    places = shop.send(fresh, 0, COUNT)
-    begins = shop.expire(fresh, keep=3)
+def test_a_batch_from_deleted_offsets_is_a_loss(
+    small_log_cluster: SmallLogCluster, query: Query, fresh: str
+) -> None:
+    places = small_log_cluster.send(fresh, 0, COUNT)
+    begins = small_log_cluster.expire(fresh, keep=3)
     wanted = {0: 3, 1: begins[1] + 2}
     start = json.dumps({fresh: {"penstock": wanted}})
     told = f"{begins[0] - 3} messages are lost: {fresh}, queue 0 at penstock: offsets 3 to "
@@ -190,29 +198,31 @@ def test_a_batch_from_offsets_that_are_gone(shop: Shop, query: Query, fresh: str
     assert query.said(told) == [told]
 
 
-def test_files_go_between_the_plan_and_its_tasks(shop: Shop, query: Query, fresh: str) -> None:
-    places = shop.send(fresh, 0, COUNT)
+def test_files_deleted_between_plan_and_tasks_are_a_loss(
+    small_log_cluster: SmallLogCluster, query: Query, fresh: str
+) -> None:
+    places = small_log_cluster.send(fresh, 0, COUNT)
     strict, lenient = query.batch(fails=True).rdd, query.batch(fails=False).rdd
-    assert strict.getNumPartitions() == lenient.getNumPartitions() == 1  # this plans them
-    begins = shop.expire(fresh, keep=3)
-    with pytest.raises(Exception, match=gone(shop, fresh, places, begins[0])):
+    assert strict.getNumPartitions() == lenient.getNumPartitions() == 1  # plans the tasks
+    begins = small_log_cluster.expire(fresh, keep=3)
+    with pytest.raises(Exception, match=gone(small_log_cluster, fresh, places, begins[0])):
         strict.collect()
     assert sorted(int(row.body) for row in lenient.collect()) == there(places, begins)
     assert query.lost_in_tasks() == begins
     assert all(begins.values())
 
 
-def test_files_go_while_a_batch_of_a_stream_runs(
-    shop: Shop, query: Query, fresh: str, tmp_path: Path
+def test_files_deleted_while_a_stream_batch_runs_are_a_loss(
+    small_log_cluster: SmallLogCluster, query: Query, fresh: str, tmp_path: Path
 ) -> None:
-    places = shop.send(fresh, 0, COUNT)
+    places = small_log_cluster.send(fresh, 0, COUNT)
     begins: dict[int, int] = {}
 
     def run(*, keep: int, fails: bool) -> Rows:
         rows = Rows()
 
         def take(frame: DataFrame, batch: int) -> None:
-            begins.update(shop.expire(fresh, keep=keep))  # the batch is planned by now
+            begins.update(small_log_cluster.expire(fresh, keep=keep))  # the batch is planned by now
             rows.take(frame, batch)
 
         stream = query.stream(fails=fails).writeStream.foreachBatch(take)
@@ -222,38 +232,38 @@ def test_files_go_while_a_batch_of_a_stream_runs(
 
     with pytest.raises(StreamingQueryException) as failure:
         run(keep=5, fails=True)
-    assert re.search(gone(shop, fresh, places, begins[0]), str(failure.value))
+    assert re.search(gone(small_log_cluster, fresh, places, begins[0]), str(failure.value))
     before = dict(begins)
     assert run(keep=3, fails=False).all == there(places, begins)
     assert query.lost_in_tasks() == {queue: begins[queue] - before[queue] for queue in begins}
 
 
-def test_files_go_while_a_task_reads(
-    spark: SparkSession, shop: Shop, fresh: str, tmp_path: Path
+def test_files_deleted_while_a_task_reads_are_a_loss(
+    spark: SparkSession, small_log_cluster: SmallLogCluster, fresh: str, tmp_path: Path
 ) -> None:
-    """It has read the beginning, which is gone as well by now, and goes on where messages are."""
-    create_topic(shop.names, fresh, 1)
-    query = Query(spark, shop, fresh, tmp_path)
-    places = shop.send(fresh, 0, MANY)
-    gate = socket.create_server(("127.0.0.1", 0))
-    gate.settimeout(WAIT_SECONDS)
-    address = gate.getsockname()
+    """The task has read the beginning, which is deleted by now, and continues at the min offset."""
+    create_topic(small_log_cluster.names, fresh, 1)
+    query = Query(spark, small_log_cluster, fresh, tmp_path)
+    places = small_log_cluster.send(fresh, 0, MANY)
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(WAIT_SECONDS)
+    address = listener.getsockname()
 
-    def gated(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def wait_after_the_first_batch(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(batches):
             if number == 0:
                 with socket.create_connection(address) as waiting:
-                    waiting.recv(1)  # until the other side closes
+                    waiting.recv(1)  # until the test closes the connection
             yield batch
 
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
     try:
-        frame = query.batch(fails=False).mapInArrow(gated, "body binary")
-        with ThreadPoolExecutor(1) as beside, gate:
+        frame = query.batch(fails=False).mapInArrow(wait_after_the_first_batch, "body binary")
+        with ThreadPoolExecutor(1) as beside, listener:
             reading = beside.submit(frame.collect)
-            waiting, _ = gate.accept()
+            waiting, _ = listener.accept()
             with waiting:
-                begins = shop.expire(fresh, keep=4)
+                begins = small_log_cluster.expire(fresh, keep=4)
             found = sorted(int(row.body) for row in reading.result())
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")

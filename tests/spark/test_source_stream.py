@@ -32,7 +32,7 @@ Servers = tuple[Any, Broker]
 
 
 class Rows:
-    """What the batches of a stream brought, each batch by its number."""
+    """The rows of a stream by batch id."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[bytes]] = {}
@@ -60,7 +60,7 @@ def start(frame: DataFrame, rows: Rows, checkpoint: Path, **trigger: Any) -> Str
 
 
 def run_now(frame: DataFrame, checkpoint: Path) -> Rows:
-    """All there is now, and no more."""
+    """Run a query on all existing messages."""
     rows = Rows()
     query = start(frame, rows, checkpoint, availableNow=True)
     assert query.awaitTermination(WAIT_SECONDS)
@@ -68,7 +68,7 @@ def run_now(frame: DataFrame, checkpoint: Path) -> Rows:
 
 
 def wait_for(query: StreamingQuery, done: Callable[[], bool]) -> None:
-    """Until `done`; raises what ends the query before."""
+    """Wait until `done`; raises the error of the query if it fails before."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not done():
         if not query.isActive:
@@ -85,7 +85,7 @@ def stop_after_commit(query: StreamingQuery, rows: Rows) -> None:
 
 
 def wait_ready(query: StreamingQuery) -> None:
-    """Until the query has begun where it begins: then `latest` is fixed."""
+    """Wait until the query has determined its start: then `latest` is fixed."""
     wait_for(query, lambda: query.lastProgress is not None)
 
 
@@ -107,7 +107,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         yield names, broker
 
 
-def test_from_the_end_and_on_from_the_checkpoint(
+def test_a_stream_starts_at_the_end_and_continues_from_its_checkpoint(
     spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
     create_topic(cluster, fresh, 3)
@@ -126,7 +126,7 @@ def test_from_the_end_and_on_from_the_checkpoint(
     assert run_now(earliest, tmp_path).all == []
 
 
-def test_a_first_batch_that_failed_is_run_again_from_the_same_place(
+def test_a_failed_first_batch_is_repeated_from_the_same_offsets(
     spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
     create_topic(cluster, fresh, 2)
@@ -143,13 +143,13 @@ def test_a_first_batch_that_failed_is_run_again_from_the_same_place(
     with pytest.raises(StreamingQueryException):
         query.awaitTermination(WAIT_SECONDS)
     send_numbers(cluster, fresh, range(20, 30))
-    # By now the option means another place.
+    # By now the option would give other offsets.
     later = stream_reader(spark, cluster, fresh).load()
     assert run_now(later, tmp_path / "empty").all == list(range(10, 30))
     assert run_now(later, tmp_path / "full").all == list(range(10, 30))
 
 
-def test_limits_and_a_fixed_end(
+def test_rows_per_batch_are_limited_and_available_now_has_a_fixed_end(
     spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
     create_topic(cluster, fresh, 4)
@@ -187,12 +187,12 @@ def test_few_messages_wait_for_more(
     wait_for(query, lambda: len(rows.all) == 14)
     stop_after_commit(query, rows)
     assert len(rows.batches) == 2
-    # A run to the end of what is there does not wait for more that may never come.
+    # A run over existing messages does not wait for more.
     send_numbers(cluster, fresh, range(14, 16))
     assert run_now(frame, tmp_path).all == [14, 15]
 
 
-def test_new_queues_and_topics_are_found_while_it_runs(
+def test_new_queues_and_topics_are_found_while_the_query_runs(
     spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
     create_topic(cluster, f"{fresh}-a", 1)
@@ -213,7 +213,7 @@ def test_new_queues_and_topics_are_found_while_it_runs(
     assert rows.all == list(range(16))
 
 
-def test_progress_is_seen_as_a_group(
+def test_progress_is_committed_for_a_group(
     spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
     create_topic(cluster, fresh, 2)
@@ -228,7 +228,7 @@ def test_progress_is_seen_as_a_group(
     assert {(q.queue.topic, q.committed, q.max_offset) for q in queues} == {(fresh, 5, 8)}
 
 
-def test_a_broker_that_restarts_does_not_end_the_query(
+def test_a_broker_restart_does_not_end_the_query(
     spark: SparkSession, alone: Servers, fresh: str, tmp_path: Path
 ) -> None:
     names, broker = alone
@@ -248,7 +248,7 @@ def test_a_broker_that_restarts_does_not_end_the_query(
     assert rows.all == list(range(20))
 
 
-def test_a_topic_made_anew_is_a_loss(
+def test_a_recreated_topic_is_a_loss(
     spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
     create_topic(cluster, fresh, 1)
@@ -268,7 +268,9 @@ def test_a_topic_made_anew_is_a_loss(
     assert run_now(frame, tmp_path).all == []
 
 
-def test_a_stream_refuses_what_it_cannot_do(spark: SparkSession, cluster: Up, fresh: str) -> None:
+def test_unsupported_stream_options_are_refused(
+    spark: SparkSession, cluster: Up, fresh: str
+) -> None:
     create_topic(cluster, fresh, 1)
     for options, text in (
         ({"endingOffsets": "latest"}, "batch reads only"),

@@ -16,7 +16,7 @@ BATCH_ROWS = 6
 def main(
     nameservers: str, source: str, target: str, checkpoint: str, steps: str, batch: str, step: str
 ) -> None:
-    """Everything that is there, a few rows at a time; it is killed at this step of that batch."""
+    """Process all messages, a few rows per batch; killed at this step of that batch."""
     spark = spark_session("transactional", master="local[2]", conf=SESSION_CONF)
     spark.dataSource.register(KillingSource)
     rows = spark.readStream.format("penstock").options(

@@ -230,8 +230,8 @@ def test_the_memory_of_the_process_on_linux() -> None:
 
 def test_every_metric_is_on_its_page(tmp_path: Path) -> None:
     text = PAGE.read_text()
-    with broker_fixture(tmp_path) as home:
-        families = broker_registry(home.broker).families
+    with broker_fixture(tmp_path) as env:
+        families = broker_registry(env.broker).families
     for family in families:
         assert f"`{family.name}`" in text, f"docs/metrics.md does not explain {family.name}"
         for label in family.labels:

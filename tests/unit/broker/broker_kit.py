@@ -49,7 +49,6 @@ class BrokerFixture:
         self.broker = Broker(self.live, self.store, ADDRESS, ADDRESS, now_ms)
         self.context = self.broker.context
         self.request_loop = RequestLoop(self.broker, self.broker.router.in_place)
-        self.held: list[Suspend] = []
         self.woken: list[Reply] = []
         self.context.long_polling.on_wake(self.wake)
 
@@ -158,10 +157,10 @@ class BrokerFixture:
         self.store.publish()
         self.context.long_polling.tick(self.now_ms)
 
-    def wake(self, held: SuspendedRequest, last: bool) -> None:
-        answer = self.finish(held.suspend.retry(last))
+    def wake(self, suspended: SuspendedRequest, last: bool) -> None:
+        answer = self.finish(suspended.suspend.retry(last))
         if isinstance(answer, Suspend):
-            self.context.long_polling.add(1, held.pending_response, answer)
+            self.context.long_polling.add(1, suspended.pending_response, answer)
         else:
             assert isinstance(answer, Reply)
             self.woken.append(answer)

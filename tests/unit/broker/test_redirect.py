@@ -17,50 +17,52 @@ LONGEST = 32_767
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[BrokerFixture]:
+def env(tmp_path: Path) -> Iterator[BrokerFixture]:
     store = msgspec.structs.replace(small_config(sync_flush=False), segment_bytes=1 << 20)
     with broker_fixture(tmp_path / "store", Settings(store=store)) as made:
         yield made
 
 
-def timed(home: BrokerFixture, filling: int) -> Reply:
+def timed(env: BrokerFixture, filling: int) -> Reply:
     """A message whose properties grow by its topic's name where it waits."""
-    return home.send("T" * 100, properties={"TIMER_DELAY_SEC": "60", "X": "x" * filling})
+    return env.send("T" * 100, properties={"TIMER_DELAY_SEC": "60", "X": "x" * filling})
 
 
 @pytest.mark.parametrize("short_of", [130, 170, 210, 1_000])
-def test_a_handle_is_told_to_its_own_producer_alone(home: BrokerFixture, short_of: int) -> None:
-    told = [answer.ext or {} for answer in (timed(home, LONGEST - short_of), home.send())]
+def test_a_recall_handle_is_returned_only_to_its_producer(
+    env: BrokerFixture, short_of: int
+) -> None:
+    told = [answer.ext or {} for answer in (timed(env, LONGEST - short_of), env.send())]
     assert "recallHandle" not in told[1]
     assert ("recallHandle" in told[0]) == (short_of == 1_000)
 
 
-def retry(home: BrokerFixture, reconsumed: int) -> Reply:
+def retry(env: BrokerFixture, reconsumed: int) -> Reply:
     """A client before 4.6.1 retries a message of a transaction: it is marked as prepared still."""
     properties = {
         "UNIQ_KEY": "A" * 32, "TRAN_MSG": "true", "PGROUP": "p", "DELAY": "3", "RETRY_TOPIC": "T",
     }  # fmt: skip
     ext = {
         "a": "CLIENT_INNER_PRODUCER", "b": "%RETRY%G", "c": "TBW102", "d": "1", "e": "0",
-        "f": str(0x04), "g": str(home.now_ms), "h": "0", "j": str(reconsumed), "l": "16",
+        "f": str(0x04), "g": str(env.now_ms), "h": "0", "j": str(reconsumed), "l": "16",
         "m": "false", "i": encode_properties(properties).decode(),
     }  # fmt: skip
-    return home.ask(RequestCode.SEND_MESSAGE_V2, ext, b"again")
+    return env.ask(RequestCode.SEND_MESSAGE_V2, ext, b"again")
 
 
-def test_a_retry_that_is_marked_as_prepared_comes_back(home: BrokerFixture) -> None:
-    home.heartbeat()
-    assert retry(home, 1).code == 0
-    assert home.store.max_offset("%RETRY%G", 0) == 0
+def test_a_retry_with_the_prepared_flag_is_delivered(env: BrokerFixture) -> None:
+    env.heartbeat()
+    assert retry(env, 1).code == 0
+    assert env.store.max_offset("%RETRY%G", 0) == 0
     for _ in range(11):
-        home.tick(1_000)
-    (message,) = messages(home.pull(topic="%RETRY%G"))
+        env.tick(1_000)
+    (message,) = messages(env.pull(topic="%RETRY%G"))
     assert (message.body, message.sys_flag & 0x0C) == (b"again", 0)
 
 
-def test_a_dead_letter_that_is_marked_as_prepared_can_be_read(home: BrokerFixture) -> None:
-    home.heartbeat()
-    assert retry(home, 17).code == 0
-    home.store.publish()
-    (message,) = messages(home.pull(topic="%DLQ%G"))
+def test_a_dead_letter_with_the_prepared_flag_can_be_read(env: BrokerFixture) -> None:
+    env.heartbeat()
+    assert retry(env, 17).code == 0
+    env.store.publish()
+    (message,) = messages(env.pull(topic="%DLQ%G"))
     assert (message.body, message.sys_flag & 0x0C) == (b"again", 0)

@@ -37,7 +37,7 @@ PROPERTIES = {"REPLY_TO_CLIENT": "asker", "CORRELATION_ID": "c-1", "MSG_TYPE": "
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[BrokerFixture]:
+def env(tmp_path: Path) -> Iterator[BrokerFixture]:
     with broker_fixture(tmp_path / "store") as made:
         yield made
 
@@ -55,23 +55,23 @@ def fields(code: int = V2, **changed: str | None) -> dict[str, str]:
 
 
 def reply(
-    home: BrokerFixture, code: int = V2, *, oneway: bool = False, **changed: str | None
+    env: BrokerFixture, code: int = V2, *, oneway: bool = False, **changed: str | None
 ) -> Answer:
     command = Command(
-        code, fields(code, **changed), b"yes", client=1, peer=PEER, now_ms=home.now_ms,
+        code, fields(code, **changed), b"yes", client=1, peer=PEER, now_ms=env.now_ms,
         flag=2 * oneway, opaque=7,
     )  # fmt: skip
-    answer = home.broker.handle(command)
-    home.store.publish()
+    answer = env.broker.handle(command)
+    env.store.publish()
     return answer
 
 
 def ask(
-    home: BrokerFixture, client: int = 77, client_id: str = "asker", group: str = "askers"
+    env: BrokerFixture, client: int = 77, client_id: str = "asker", group: str = "askers"
 ) -> None:
     """A producer is there, and waits for a reply."""
-    member = GroupMember(client, client_id, "10.0.0.1:5", 0, 493, home.now_ms)
-    home.context.clients.register_producer(group, member)
+    member = GroupMember(client, client_id, "10.0.0.1:5", 0, 493, env.now_ms)
+    env.context.clients.register_producer(group, member)
 
 
 def pushed(answer: Answer) -> CallClient:
@@ -85,15 +85,15 @@ def refused(answer: Answer) -> str:
     return answer.remark or ""
 
 
-def stored(home: BrokerFixture) -> list[StoredMessage]:
-    answer = home.pull(topic=TOPIC, sysFlag=4)
+def stored(env: BrokerFixture) -> list[StoredMessage]:
+    answer = env.pull(topic=TOPIC, sysFlag=4)
     return [] if isinstance(answer, Reply) and answer.code else messages(answer)
 
 
 @pytest.mark.parametrize("code", [V1, V2])
-def test_the_requester_gets_the_reply_as_it_was_sent(home: BrokerFixture, code: int) -> None:
-    ask(home)
-    relay = pushed(reply(home, code, reconsumeTimes="3", queueId="0", sysFlag="1"))
+def test_the_requester_gets_the_reply_unchanged(env: BrokerFixture, code: int) -> None:
+    ask(env)
+    relay = pushed(reply(env, code, reconsumeTimes="3", queueId="0", sysFlag="1"))
     assert (relay.client, relay.code, relay.body) == (77, 326, b"yes")
     assert relay.deadline_ms == NOW_MS + 10_000
     ext = dict(relay.ext)
@@ -107,20 +107,20 @@ def test_the_requester_gets_the_reply_as_it_was_sent(home: BrokerFixture, code: 
     }  # fmt: skip
 
 
-def test_the_replier_hears_what_the_requester_said(home: BrokerFixture) -> None:
-    ask(home)
-    relay = pushed(reply(home))
-    (message,) = stored(home)
+def test_the_replier_gets_the_result_of_the_requester(env: BrokerFixture) -> None:
+    ask(env)
+    relay = pushed(reply(env))
+    (message,) = stored(env)
     answer = relay.then(Reply())
     assert answer == Reply(ext={"msgId": message.offset_id, "queueId": "0", "queueOffset": "0"})
     assert "asker did not accept it" in refused(relay.then(Reply(1, remark="no request is open")))
     assert "asker did not accept it" in refused(relay.on_timeout)
 
 
-def test_a_reply_is_stored_as_it_came(home: BrokerFixture) -> None:
-    ask(home)
-    reply(home, reconsumeTimes="2", sysFlag="1")
-    (message,) = stored(home)
+def test_a_reply_is_stored_unchanged(env: BrokerFixture) -> None:
+    ask(env)
+    reply(env, reconsumeTimes="2", sysFlag="1")
+    (message,) = stored(env)
     assert message.properties == PROPERTIES
     assert (message.body, message.flag, message.sys_flag) == (b"yes", 5, 1)
     assert (message.born_ms, message.born_host) == (1234, PEER)
@@ -128,68 +128,68 @@ def test_a_reply_is_stored_as_it_came(home: BrokerFixture) -> None:
     assert message.reconsume_times == 2
 
 
-def test_a_reply_is_no_part_of_a_transaction(home: BrokerFixture) -> None:
-    ask(home)
-    pushed(reply(home, sysFlag=str(0x04 | 1)))
-    assert [message.sys_flag for message in stored(home)] == [1]
+def test_the_transaction_flag_of_a_reply_is_cleared(env: BrokerFixture) -> None:
+    ask(env)
+    pushed(reply(env, sysFlag=str(0x04 | 1)))
+    assert [message.sys_flag for message in stored(env)] == [1]
 
 
-def test_replies_are_not_stored_where_that_is_not_wanted(home: BrokerFixture) -> None:
-    home.live.change({"storeReplyMessageEnable": "false"})
-    ask(home)
-    answer = pushed(reply(home)).then(Reply())
+def test_storing_replies_can_be_disabled(env: BrokerFixture) -> None:
+    env.live.change({"storeReplyMessageEnable": "false"})
+    ask(env)
+    answer = pushed(reply(env)).then(Reply())
     assert answer == Reply(ext={"msgId": "0", "queueId": "0", "queueOffset": "0"})
-    assert stored(home) == []
+    assert stored(env) == []
 
 
-def test_a_requester_that_is_gone_is_named_and_the_reply_is_stored(home: BrokerFixture) -> None:
-    assert "the client asker is not connected here" in refused(reply(home))
-    ask(home)
-    home.broker.disconnected(77, home.now_ms)
-    assert "the client asker is not connected here" in refused(reply(home))
-    assert len(stored(home)) == 2
+def test_a_reply_to_a_disconnected_requester_is_stored_and_reported(env: BrokerFixture) -> None:
+    assert "the client asker is not connected here" in refused(reply(env))
+    ask(env)
+    env.broker.disconnected(77, env.now_ms)
+    assert "the client asker is not connected here" in refused(reply(env))
+    assert len(stored(env)) == 2
 
 
-def test_a_reply_to_nobody_is_refused(home: BrokerFixture) -> None:
-    ask(home)
-    assert "REPLY_TO_CLIENT is missing" in refused(reply(home, properties="KEYS\1k\2"))
-    assert "REPLY_TO_CLIENT is missing" in refused(reply(home, properties=None))
+def test_a_reply_without_a_requester_is_refused(env: BrokerFixture) -> None:
+    ask(env)
+    assert "REPLY_TO_CLIENT is missing" in refused(reply(env, properties="KEYS\1k\2"))
+    assert "REPLY_TO_CLIENT is missing" in refused(reply(env, properties=None))
 
 
-def test_the_newest_connection_of_the_requester_is_taken(home: BrokerFixture) -> None:
-    ask(home, 77)
-    ask(home, 78, group="others")
-    assert pushed(reply(home)).client == 78
-    ask(home, 77)  # a heartbeat does not make it newer
-    assert pushed(reply(home)).client == 78
-    home.broker.disconnected(78, home.now_ms)
-    assert pushed(reply(home)).client == 77
+def test_the_newest_connection_of_the_requester_is_used(env: BrokerFixture) -> None:
+    ask(env, 77)
+    ask(env, 78, group="others")
+    assert pushed(reply(env)).client == 78
+    ask(env, 77)  # a heartbeat does not make it newer
+    assert pushed(reply(env)).client == 78
+    env.broker.disconnected(78, env.now_ms)
+    assert pushed(reply(env)).client == 77
 
 
-def test_a_requester_stays_as_long_as_one_of_its_groups_does(home: BrokerFixture) -> None:
-    ask(home, group="one")
-    ask(home, group="two")
-    home.context.clients.unregister(77, "one", "")
-    assert pushed(reply(home)).client == 77
-    home.context.clients.unregister(77, "two", "")
-    refused(reply(home))
+def test_a_requester_stays_as_long_as_one_of_its_groups(env: BrokerFixture) -> None:
+    ask(env, group="one")
+    ask(env, group="two")
+    env.context.clients.unregister(77, "one", "")
+    assert pushed(reply(env)).client == 77
+    env.context.clients.unregister(77, "two", "")
+    refused(reply(env))
 
 
-def test_a_requester_is_forgotten_with_its_heartbeats(home: BrokerFixture) -> None:
-    ask(home)
-    home.tick(home.live.current.broker.client_expire_ms + 1)
-    refused(reply(home))
+def test_a_requester_expires_without_heartbeats(env: BrokerFixture) -> None:
+    ask(env)
+    env.tick(env.live.current.broker.client_expire_ms + 1)
+    refused(reply(env))
 
 
-def test_an_unknown_topic_or_one_that_takes_nothing_is_refused(home: BrokerFixture) -> None:
-    ask(home)
-    home.live.change({"autoCreateTopicEnable": "false"})
-    answer = reply(home, topic="unheard-of")
+def test_a_reply_to_an_unknown_or_read_only_topic_is_refused(env: BrokerFixture) -> None:
+    ask(env)
+    env.live.change({"autoCreateTopicEnable": "false"})
+    answer = reply(env, topic="unheard-of")
     assert isinstance(answer, Reply)
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
-    config = home.context.topics.need(TOPIC)
-    home.context.topics.put(msgspec.structs.replace(config, perm=PERM_READ), home.now_ms)
-    answer = reply(home)
+    config = env.context.topics.need(TOPIC)
+    env.context.topics.put(msgspec.structs.replace(config, perm=PERM_READ), env.now_ms)
+    answer = reply(env)
     assert isinstance(answer, Reply)
     assert answer.code == ResponseCode.NO_PERMISSION
 
@@ -197,58 +197,56 @@ def test_an_unknown_topic_or_one_that_takes_nothing_is_refused(home: BrokerFixtu
 @pytest.mark.parametrize(
     "name", [name for name in NAMES if name not in ("properties", "reconsumeTimes", "unitMode")]
 )
-def test_a_header_that_the_requester_could_not_read_is_refused(
-    home: BrokerFixture, name: str
-) -> None:
-    ask(home)
+def test_a_reply_with_a_missing_field_is_refused(env: BrokerFixture, name: str) -> None:
+    ask(env)
     without: dict[str, Any] = {name: None}
-    answer = reply(home, **without)
+    answer = reply(env, **without)
     assert isinstance(answer, Reply)
     assert answer.code != 0
     assert name in (answer.remark or "")
-    assert stored(home) == []
+    assert stored(env) == []
 
 
-def test_who_waits_gets_even_what_can_not_be_stored(home: BrokerFixture) -> None:
-    ask(home)
-    home.store.writer.refusal = DiskFull("full")
-    answer = pushed(reply(home)).then(Reply())
-    home.store.writer.refusal = None
+def test_a_reply_that_can_not_be_stored_is_still_forwarded(env: BrokerFixture) -> None:
+    ask(env)
+    env.store.writer.refusal = DiskFull("full")
+    answer = pushed(reply(env)).then(Reply())
+    env.store.writer.refusal = None
     assert answer == Reply(ext={"msgId": "0", "queueId": "0", "queueOffset": "0"})
     registry = Registry({})
-    home.broker.replies.add_metrics(registry)
+    env.broker.replies.add_metrics(registry)
     text = registry.text()
     assert "penstock_replies_total 1" in text
     assert "penstock_replies_forwarded_total 1" in text
     assert "penstock_replies_not_stored_total 1" in text
 
 
-def test_region_and_trace_are_told_where_they_differ(tmp_path: Path) -> None:
+def test_region_and_trace_settings_are_returned_if_not_default(tmp_path: Path) -> None:
     broker = Settings().broker
     changed = msgspec.structs.replace(broker, region="north", trace_on=False)
     settings = Settings(broker=changed, store=small_config(sync_flush=False))
-    with broker_fixture(tmp_path / "store", settings) as home:
-        ask(home)
-        answer = pushed(reply(home)).then(Reply())
+    with broker_fixture(tmp_path / "store", settings) as env:
+        ask(env)
+        answer = pushed(reply(env)).then(Reply())
         assert isinstance(answer, Reply)
         assert answer.ext is not None
         assert (answer.ext["MSG_REGION"], answer.ext["TRACE_ON"]) == ("north", "false")
 
 
-def test_with_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> None:
+def test_under_sync_flush_the_response_waits_for_the_flush(tmp_path: Path) -> None:
     settings = Settings(store=small_config(sync_flush=True))
-    with broker_fixture(tmp_path / "store", settings) as home:
-        ask(home)
-        answer = pushed(reply(home)).then(Reply())
+    with broker_fixture(tmp_path / "store", settings) as env:
+        ask(env)
+        answer = pushed(reply(env)).then(Reply())
         assert isinstance(answer, EncodedReply)
-        assert answer.offset == home.store.log.end
+        assert answer.offset == env.store.log.end
         assert answer.late == answer.data
         assert read_reply(answer.data).code == 0
         hasty = encode_properties({**PROPERTIES, "WAIT": "false"}).decode()
-        assert isinstance(pushed(reply(home, properties=hasty)).then(Reply()), Reply)
+        assert isinstance(pushed(reply(env, properties=hasty)).then(Reply()), Reply)
 
 
-def test_a_one_way_reply_is_handed_on_and_not_answered(home: BrokerFixture) -> None:
-    ask(home)
-    relay = pushed(reply(home, oneway=True))
+def test_a_one_way_reply_is_forwarded_and_not_answered(env: BrokerFixture) -> None:
+    ask(env)
+    relay = pushed(reply(env, oneway=True))
     assert relay.then(Reply()) is None

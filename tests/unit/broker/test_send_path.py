@@ -25,7 +25,7 @@ from penstock.wire.frame import BINARY, JSON, Request
 from penstock.wire.message import encode_batch
 from penstock.wire.message_ids import UniqueIds
 from penstock.wire.output import encode
-from tests.unit.store.conftest import NOW_MS, Bench, body_of, properties, record, split
+from tests.unit.store.conftest import NOW_MS, StoreFixture, body_of, properties, record, split
 
 HOST = bytes([127, 0, 0, 1]) + (10911).to_bytes(4, "big")
 BORN = bytes([10, 1, 2, 3]) + (54321).to_bytes(4, "big")
@@ -90,12 +90,12 @@ class Peer:
 
 @pytest.fixture
 def peer(tmp_path: Path) -> Iterator[Peer]:
-    bench = Bench(tmp_path / "store")
-    store = bench.open()
+    stores = StoreFixture(tmp_path / "store")
+    store = stores.open()
     for queue_id in range(3):
         store.make_queue(b"t", queue_id)
     yield Peer(store)
-    bench.end()
+    stores.end()
 
 
 @both
@@ -134,7 +134,7 @@ def test_every_field_reaches_the_record(peer: Peer, code: int, encoding: int) ->
 
 
 @both
-def test_the_two_spellings_store_the_same(peer: Peer, encoding: int) -> None:
+def test_both_header_versions_store_the_same_record(peer: Peer, encoding: int) -> None:
     peer.give(send(SEND_MESSAGE, encoding) + send(SEND_MESSAGE_V2, encoding))
     first, second = peer.stored()
     assert first[:20] == second[:20]
@@ -142,7 +142,7 @@ def test_the_two_spellings_store_the_same(peer: Peer, encoding: int) -> None:
 
 
 @both
-def test_a_json_answer_is_json_and_a_binary_one_binary(peer: Peer, encoding: int) -> None:
+def test_the_response_has_the_encoding_of_the_request(peer: Peer, encoding: int) -> None:
     peer.give(send(SEND_MESSAGE_V2, encoding))
     data = peer.request_loop.output.take()
     length, mark = struct.unpack_from(">ii", data)
@@ -156,7 +156,7 @@ def test_a_json_answer_is_json_and_a_binary_one_binary(peer: Peer, encoding: int
 
 @both
 @spellings
-def test_one_way_is_stored_and_not_answered(peer: Peer, code: int, encoding: int) -> None:
+def test_a_one_way_send_is_stored_and_not_answered(peer: Peer, code: int, encoding: int) -> None:
     data = send(code, encoding, flag=2)
     assert peer.give(data) == len(data)
     assert peer.answers() == []
@@ -179,7 +179,7 @@ def test_all_requests_of_a_read_are_answered_in_order(peer: Peer, encoding: int)
 
 @both
 @pytest.mark.parametrize("part", [0, 1, 4, 7, 8, 30, -1])
-def test_half_a_frame_waits_for_the_rest(peer: Peer, encoding: int, part: int) -> None:
+def test_a_partial_frame_waits_for_the_rest(peer: Peer, encoding: int, part: int) -> None:
     whole, half = send(SEND_MESSAGE, encoding), send(SEND_MESSAGE, encoding)[:part]
     assert peer.give(whole + half) == len(whole)
     assert len(peer.answers()) == 1
@@ -200,7 +200,7 @@ def test_half_a_frame_waits_for_the_rest(peer: Peer, encoding: int, part: int) -
         ({"properties": "p" * 32768}, 13, "properties are too long"),
     ],
 )
-def test_a_refusal_says_why(
+def test_a_refusal_has_a_reason(
     peer: Peer, code: int, encoding: int, fields: dict[str, str | None], code_back: int, words: str
 ) -> None:
     answer = peer.ask(send(code, encoding, **fields))  # type: ignore[arg-type]
@@ -221,7 +221,7 @@ def test_a_body_beyond_the_limit_is_refused(peer: Peer, encoding: int) -> None:
 
 
 @both
-def test_a_store_that_refuses_is_not_available(peer: Peer, encoding: int) -> None:
+def test_a_refusing_store_is_answered_with_service_not_available(peer: Peer, encoding: int) -> None:
     peer.store.writer.refusal = DiskFull("no space for 7 bytes of x")
     answer = peer.ask(send(SEND_MESSAGE, encoding))
     assert answer.code == 14
@@ -255,7 +255,7 @@ def test_a_broken_frame_raises_after_the_good_ones_are_answered(
 @both
 @spellings
 @pytest.mark.parametrize("field", ["queueId", "sysFlag", "bornTimestamp", "flag"])
-def test_a_missing_or_strange_number_is_answered(
+def test_a_missing_or_invalid_number_is_answered(
     peer: Peer, code: int, encoding: int, field: str
 ) -> None:
     for value in (None, "x1", "", str(2**63)):
@@ -266,9 +266,9 @@ def test_a_missing_or_strange_number_is_answered(
     assert peer.ask(send(code, encoding)).code == 0
 
 
-def test_what_was_answered_before_a_broken_frame_is_handed_over(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store")
-    store = bench.open(append_by="pwrite")
+def test_responses_before_a_broken_frame_are_kept(tmp_path: Path) -> None:
+    stores = StoreFixture(tmp_path / "store")
+    store = stores.open(append_by="pwrite")
     store.make_queue(b"t", 1)
     peer = Peer(store)
     with pytest.raises(WireError):
@@ -278,7 +278,7 @@ def test_what_was_answered_before_a_broken_frame_is_handed_over(tmp_path: Path) 
         assert answer.code == 0
         assert store.log.written == store.confirm_offset == store.log.end > 0
     finally:
-        bench.end()
+        stores.end()
 
 
 def test_a_response_is_not_taken_for_a_send(peer: Peer) -> None:
@@ -286,14 +286,14 @@ def test_a_response_is_not_taken_for_a_send(peer: Peer) -> None:
     assert peer.store.log.end == 0
 
 
-def test_a_number_beyond_an_int_is_not_cut(peer: Peer) -> None:
+def test_a_number_out_of_the_int_range_is_refused(peer: Peer) -> None:
     assert peer.ask(send(SEND_MESSAGE, JSON, queueId=str(2**32 + 1))).code == INVALID_PARAMETER
     assert peer.ask(send(SEND_MESSAGE_V2, JSON, queueId=str(2**32 + 1))).code != 0
 
 
 def test_properties_of_the_broker_are_added(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store")
-    store = bench.open()
+    stores = StoreFixture(tmp_path / "store")
+    store = stores.open()
     store.make_queue(b"t", 1)
     peer = Peer(store)
     peer.send.configure(b"CLUSTER\x01c\x02", 1 << 20, trace_on=True)
@@ -301,10 +301,10 @@ def test_properties_of_the_broker_are_added(tmp_path: Path) -> None:
     (data,) = peer.stored()
     assert data.endswith(b"a\x01b\x02CLUSTER\x01c\x02")
     assert record().prepare() == 0
-    bench.end()
+    stores.end()
 
 
-def test_a_queue_is_asked_for_once(peer: Peer) -> None:
+def test_the_write_permission_of_a_queue_is_checked_once(peer: Peer) -> None:
     asked: list[int] = []
     topics = WritableTopics(peer.store)
 
@@ -356,7 +356,7 @@ def batch_frame(
     return encode(code, ext, body, encoding=encoding)
 
 
-def test_a_delayed_message_in_a_batch_is_refused_whole(peer: Peer) -> None:
+def test_a_batch_with_a_delayed_message_is_refused(peer: Peer) -> None:
     body = encode_batch([(b"one", 1, {}), (b"two", 2, {"DELAY": "3"})])
     answer = peer.ask(batch_frame(SEND_BATCH_MESSAGE, JSON, body, "m"))
     assert answer.code == 13
@@ -371,7 +371,7 @@ def test_a_transactional_batch_is_refused(peer: Peer, flag: str) -> None:
     assert peer.store.log.end == 0
 
 
-def test_a_bug_in_the_way_of_a_send_is_that_request_s_trouble(peer: Peer) -> None:
+def test_an_unexpected_error_fails_only_its_request(peer: Peer) -> None:
     class Broken:
         creations = 0
 
@@ -400,16 +400,16 @@ def test_a_message_without_unique_id_gets_one(peer: Peer) -> None:
     assert body_of(peer.stored()[1]) == b"next"
 
 
-def test_what_is_never_stored_is_taken_away(peer: Peer) -> None:
+def test_transient_properties_are_not_stored(peer: Peer) -> None:
     text = "UNIQ_KEY\x01u\x02POP_CK\x01p\x02__RMQ.TRANSIENT.X\x01y\x02DELAY\x010\x02k\x01v\x02"
     assert peer.ask(send(SEND_MESSAGE_V2, JSON, properties=text)).code == 0
     (data,) = peer.stored()
     assert data.endswith(b"UNIQ_KEY\x01u\x02DELAY\x010\x02k\x01v\x02")
 
 
-def test_under_sync_flush_answers_wait_apart(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store")
-    store = bench.open(sync_flush=True)
+def test_under_sync_flush_responses_wait_separately(tmp_path: Path) -> None:
+    stores = StoreFixture(tmp_path / "store")
+    store = stores.open(sync_flush=True)
     store.make_queue(b"t", 1)
     peer = Peer(store)
     wait_not = "UNIQ_KEY\x01u\x02WAIT\x01false\x02"
@@ -426,10 +426,10 @@ def test_under_sync_flush_answers_wait_apart(tmp_path: Path) -> None:
         assert answer.read(0, len(data)) == len(data)
         assert (answer.opaque, answer.code) == (1, code)
         assert answer.text(b"queueOffset") == "0"
-    bench.end()
+    stores.end()
 
 
-def test_a_full_output_stops_the_turn_until_later(peer: Peer) -> None:
+def test_a_full_output_stops_the_request_loop_early(peer: Peer) -> None:
     peer.request_loop.output_bytes_max = 300
     frames = [send(SEND_MESSAGE_V2, JSON, opaque=n) for n in range(10)]
     data = b"".join(frames)
@@ -441,9 +441,9 @@ def test_a_full_output_stops_the_turn_until_later(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("sync", [False, True])
-def test_a_send_that_makes_its_topic_is_answered_apart(tmp_path: Path, sync: bool) -> None:
-    bench = Bench(tmp_path / "store")
-    store = bench.open(sync_flush=sync)
+def test_a_send_that_creates_its_topic_has_a_deferred_response(tmp_path: Path, sync: bool) -> None:
+    stores = StoreFixture(tmp_path / "store")
+    store = stores.open(sync_flush=sync)
     peer = Peer(store)
 
     class Making(WritableTopics):
@@ -465,12 +465,12 @@ def test_a_send_that_makes_its_topic_is_answered_apart(tmp_path: Path, sync: boo
         assert (request.opaque, request.code) == (1, code)
     assert len(peer.answers()) == (0 if sync else 1)
     assert (peer.send.flush_pending.length > 0) == sync
-    bench.end()
+    stores.end()
 
 
-def test_sends_that_make_topics_leave_room_for_others(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store")
-    store = bench.open()
+def test_the_number_of_topic_creations_per_iteration_is_limited(tmp_path: Path) -> None:
+    stores = StoreFixture(tmp_path / "store")
+    store = stores.open()
     peer = Peer(store)
 
     class Making(WritableTopics):
@@ -484,12 +484,12 @@ def test_sends_that_make_topics_leave_room_for_others(tmp_path: Path) -> None:
     served = peer.give(b"".join(frames))
     assert peer.request_loop.stopped_early
     assert served == len(b"".join(frames[:4]))
-    bench.end()
+    stores.end()
 
 
-def test_a_topic_made_by_a_message_without_id_is_announced_by_its_name(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store")
-    store = bench.open(sync_flush=True)
+def test_a_topic_created_by_a_message_without_id_is_registered_by_name(tmp_path: Path) -> None:
+    stores = StoreFixture(tmp_path / "store")
+    store = stores.open(sync_flush=True)
     peer = Peer(store)
     peer.send.unique_ids = UniqueIds(bytes([127, 0, 0, 1]), pid=7, loader=9)
     named: list[tuple[str, bool]] = []
@@ -509,4 +509,4 @@ def test_a_topic_made_by_a_message_without_id_is_announced_by_its_name(tmp_path:
     body = encode_batch([(b"one", 1, {}), (b"two", 2, {"WAIT": "false"})])
     peer.give(batch_frame(SEND_BATCH_MESSAGE, JSON, body, "m"))
     assert named == [("fresh", True), ("t", True)], "a batch waits for the disk as a whole"
-    bench.end()
+    stores.end()

@@ -17,11 +17,11 @@ NOTHING = BrokerStatsItem(sum=0, tps=0.0, avgpt=0.0)
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[AdminFixture]:
-    with admin_fixture(tmp_path) as made:
+def env(tmp_path: Path) -> Iterator[AdminFixture]:
+    with admin_fixture(tmp_path) as env:
         for topic in ("orders", "sms", "rmq_sys_wheel_timer", "RMQ_SYS_TRACE_TOPIC"):
-            made.topic(topic)
-        yield made
+            env.topic(topic)
+        yield env
 
 
 def pass_seconds(stats: Stats, begin_ms: int, seconds: int) -> int:
@@ -37,118 +37,116 @@ def minute(stats: Stats, name: str, key: str) -> BrokerStatsItem:
     return data.stats_minute
 
 
-def test_topic_counts_messages_and_bytes_of_all_its_queues(made: AdminFixture) -> None:
+def test_topic_counts_messages_and_bytes_of_all_its_queues(env: AdminFixture) -> None:
     for queue_id in (0, 1, 1, 2):
-        made.put("orders", queue_id, body=b"x" * 10)
-    made.put("sms")
-    pass_seconds(made.stats, NOW_MS, 10)
-    size = sum(q.put_bytes for q in made.store.queues.rows if q.topic == b"orders")
-    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders") == BrokerStatsItem(
+        env.put("orders", queue_id, body=b"x" * 10)
+    env.put("sms")
+    pass_seconds(env.stats, NOW_MS, 10)
+    size = sum(q.put_bytes for q in env.store.queues.rows if q.topic == b"orders")
+    assert minute(env.stats, "TOPIC_PUT_NUMS", "orders") == BrokerStatsItem(
         sum=4, tps=0.4, avgpt=1.0
     )
-    assert minute(made.stats, "TOPIC_PUT_SIZE", "orders") == BrokerStatsItem(
+    assert minute(env.stats, "TOPIC_PUT_SIZE", "orders") == BrokerStatsItem(
         sum=size, tps=size / 10, avgpt=size / 4
     )
-    assert minute(made.stats, "BROKER_PUT_NUMS", "any") == BrokerStatsItem(
-        sum=5, tps=0.5, avgpt=0.0
-    )
-    assert made.stats.put_tps("orders") == 0.4
+    assert minute(env.stats, "BROKER_PUT_NUMS", "any") == BrokerStatsItem(sum=5, tps=0.5, avgpt=0.0)
+    assert env.stats.put_tps("orders") == 0.4
 
 
-def test_minute_slides(made: AdminFixture) -> None:
-    made.put("orders")
-    now_ms = pass_seconds(made.stats, NOW_MS, 60)
-    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders").sum == 1
-    pass_seconds(made.stats, now_ms, 10)
-    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders") == NOTHING
+def test_minute_is_a_sliding_window(env: AdminFixture) -> None:
+    env.put("orders")
+    now_ms = pass_seconds(env.stats, NOW_MS, 60)
+    assert minute(env.stats, "TOPIC_PUT_NUMS", "orders").sum == 1
+    pass_seconds(env.stats, now_ms, 10)
+    assert minute(env.stats, "TOPIC_PUT_NUMS", "orders") == NOTHING
 
 
-def test_hour_and_day_have_samples_of_their_own(made: AdminFixture) -> None:
-    made.put("orders")
-    made.stats.tick(NOW_MS + 600 * SECOND_MS)
-    data = made.stats.view("TOPIC_PUT_NUMS", "orders")
+def test_hour_and_day_have_samples_of_their_own(env: AdminFixture) -> None:
+    env.put("orders")
+    env.stats.tick(NOW_MS + 600 * SECOND_MS)
+    data = env.stats.view("TOPIC_PUT_NUMS", "orders")
     assert data is not None
     assert data.stats_hour == BrokerStatsItem(sum=1, tps=1 / 600, avgpt=1.0)
     assert data.stats_day == NOTHING
-    made.stats.tick(NOW_MS + 3_600 * SECOND_MS)
-    data = made.stats.view("TOPIC_PUT_NUMS", "orders")
+    env.stats.tick(NOW_MS + 3_600 * SECOND_MS)
+    data = env.stats.view("TOPIC_PUT_NUMS", "orders")
     assert data is not None
     assert data.stats_day == BrokerStatsItem(sum=1, tps=1 / 3_600, avgpt=1.0)
 
 
-def test_group_counts_what_its_pulls_got(made: AdminFixture) -> None:
-    made.stats.got("coupons", "orders", 30, 3_000, 5)
-    made.stats.got("coupons", "orders", 10, 1_000, 7)
-    pass_seconds(made.stats, NOW_MS, 10)
-    assert minute(made.stats, "GROUP_GET_NUMS", "orders@coupons") == BrokerStatsItem(
+def test_group_counts_pulled_messages(env: AdminFixture) -> None:
+    env.stats.got("coupons", "orders", 30, 3_000, 5)
+    env.stats.got("coupons", "orders", 10, 1_000, 7)
+    pass_seconds(env.stats, NOW_MS, 10)
+    assert minute(env.stats, "GROUP_GET_NUMS", "orders@coupons") == BrokerStatsItem(
         sum=40, tps=4.0, avgpt=20.0
     )
-    assert minute(made.stats, "GROUP_GET_SIZE", "orders@coupons").sum == 4_000
-    assert minute(made.stats, "BROKER_GET_NUMS", "any").sum == 40
-    assert made.stats.get_tps("coupons", "orders") == 4.0
-    assert made.stats.groups["orders", "coupons"].behind_ms == 7
+    assert minute(env.stats, "GROUP_GET_SIZE", "orders@coupons").sum == 4_000
+    assert minute(env.stats, "BROKER_GET_NUMS", "any").sum == 40
+    assert env.stats.get_tps("coupons", "orders") == 4.0
+    assert env.stats.groups["orders", "coupons"].behind_ms == 7
 
 
-def test_unknown_counters_do_not_exist(made: AdminFixture) -> None:
-    assert made.stats.view("TOPIC_PUT_NUMS", "orders") is None
-    assert made.stats.view("GROUP_GET_NUMS", "orders@coupons") is None
-    assert made.stats.view("NO_SUCH_COUNTER", "orders") is None
-    assert made.stats.put_tps("orders") == made.stats.get_tps("coupons", "orders") == 0.0
+def test_unknown_counters_do_not_exist(env: AdminFixture) -> None:
+    assert env.stats.view("TOPIC_PUT_NUMS", "orders") is None
+    assert env.stats.view("GROUP_GET_NUMS", "orders@coupons") is None
+    assert env.stats.view("NO_SUCH_COUNTER", "orders") is None
+    assert env.stats.put_tps("orders") == env.stats.get_tps("coupons", "orders") == 0.0
 
 
-def test_topic_that_has_just_begun_counts_nothing_yet(made: AdminFixture) -> None:
-    made.put("orders")
-    assert made.stats.view("TOPIC_PUT_NUMS", "orders") == BrokerStatsData()
+def test_new_topic_has_no_samples(env: AdminFixture) -> None:
+    env.put("orders")
+    assert env.stats.view("TOPIC_PUT_NUMS", "orders") == BrokerStatsData()
 
 
-def test_deleted_topic_is_forgotten_and_begins_anew(made: AdminFixture) -> None:
+def test_deleted_topic_starts_again_at_zero(env: AdminFixture) -> None:
     for _ in range(3):
-        made.put("orders")
-    made.stats.got("coupons", "orders", 3, 300, 0)
-    now_ms = pass_seconds(made.stats, NOW_MS, 10)
-    made.store.remove_queues(b"orders")
-    made.topics.table.remove("orders", now_ms)
-    now_ms = pass_seconds(made.stats, now_ms, 10)
-    assert made.stats.view("TOPIC_PUT_NUMS", "orders") is None
-    assert made.stats.view("GROUP_GET_NUMS", "orders@coupons") is None
-    made.topic("orders")
-    made.put("orders")
-    pass_seconds(made.stats, now_ms, 10)
-    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders").sum == 1
-    assert minute(made.stats, "BROKER_PUT_NUMS", "any").sum == 4
+        env.put("orders")
+    env.stats.got("coupons", "orders", 3, 300, 0)
+    now_ms = pass_seconds(env.stats, NOW_MS, 10)
+    env.store.remove_queues(b"orders")
+    env.topics.table.remove("orders", now_ms)
+    now_ms = pass_seconds(env.stats, now_ms, 10)
+    assert env.stats.view("TOPIC_PUT_NUMS", "orders") is None
+    assert env.stats.view("GROUP_GET_NUMS", "orders@coupons") is None
+    env.topic("orders")
+    env.put("orders")
+    pass_seconds(env.stats, now_ms, 10)
+    assert minute(env.stats, "TOPIC_PUT_NUMS", "orders").sum == 1
+    assert minute(env.stats, "BROKER_PUT_NUMS", "any").sum == 4
 
 
-def test_what_groups_got_of_topics_that_do_not_exist_is_forgotten(made: AdminFixture) -> None:
-    made.stats.got("coupons", "orders", 1, 100, 0)
-    made.stats.got("coupons", "lost", 1, 100, 0)  # by a pull that was under way
-    made.put("lost")
-    pass_seconds(made.stats, NOW_MS, 10)
-    assert list(made.stats.groups) == [("orders", "coupons")]
-    assert made.stats.topics == {}
+def test_group_counters_of_missing_topics_are_removed(env: AdminFixture) -> None:
+    env.stats.got("coupons", "orders", 1, 100, 0)
+    env.stats.got("coupons", "lost", 1, 100, 0)  # by a pull that was under way
+    env.put("lost")
+    pass_seconds(env.stats, NOW_MS, 10)
+    assert list(env.stats.groups) == [("orders", "coupons")]
+    assert env.stats.topics == {}
 
 
-def test_deleted_group_is_forgotten(made: AdminFixture) -> None:
+def test_deleted_group_is_removed(env: AdminFixture) -> None:
     for group in ("coupons", "mail"):
-        made.stats.got(group, "orders", 1, 100, 0)
-        made.stats.got(group, "sms", 1, 100, 0)
-    made.topics.table.remove("sms", NOW_MS)
-    pass_seconds(made.stats, NOW_MS, 10)
-    made.stats.forget_group("coupons")
-    made.stats.forget_group("coupons")
-    assert list(made.stats.groups) == [("orders", "mail")]
-    made.stats.got("coupons", "orders", 1, 100, 0)
-    made.stats.forget_group("mail")
-    assert list(made.stats.groups) == [("orders", "coupons")]
+        env.stats.got(group, "orders", 1, 100, 0)
+        env.stats.got(group, "sms", 1, 100, 0)
+    env.topics.table.remove("sms", NOW_MS)
+    pass_seconds(env.stats, NOW_MS, 10)
+    env.stats.forget_group("coupons")
+    env.stats.forget_group("coupons")
+    assert list(env.stats.groups) == [("orders", "mail")]
+    env.stats.got("coupons", "orders", 1, 100, 0)
+    env.stats.forget_group("mail")
+    assert list(env.stats.groups) == [("orders", "coupons")]
 
 
-def test_round_over_many_counters_is_made_in_steps(
-    made: AdminFixture, monkeypatch: pytest.MonkeyPatch
+def test_many_counters_are_sampled_in_steps(
+    env: AdminFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stats_module, "STEP_COUNTERS", 4)
-    stats, topics, groups = made.stats, [f"t{n}" for n in range(9)], [f"g{n}" for n in range(9)]
+    stats, topics, groups = env.stats, [f"t{n}" for n in range(9)], [f"g{n}" for n in range(9)]
     for topic in topics:
-        made.topic(topic)
-        made.put(topic)
+        env.topic(topic)
+        env.put(topic)
     for group in groups:
         stats.got(group, "orders", 5, 500, 0)
     now_ms = pass_seconds(stats, NOW_MS, 9)
@@ -165,29 +163,29 @@ def test_round_over_many_counters_is_made_in_steps(
     assert [stats.get_tps(group, "orders") for group in groups] == [0.5] * 9
 
 
-def test_topics_that_come_and_go_between_steps_spoil_no_other(
-    made: AdminFixture, monkeypatch: pytest.MonkeyPatch
+def test_topics_created_and_deleted_between_steps_do_not_affect_others(
+    env: AdminFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stats_module, "STEP_COUNTERS", 2)
     for topic in (topics := [f"t{n}" for n in range(9)]):
-        made.topic(topic)
-        made.put(topic)
-    made.stats.tick(now_ms := NOW_MS + 10 * SECOND_MS)
-    made.store.remove_queues(b"t0")
-    made.store.remove_queues(b"t5")
-    made.put("orders")
-    while made.stats.due() <= now_ms:
-        made.stats.tick(now_ms)
+        env.topic(topic)
+        env.put(topic)
+    env.stats.tick(now_ms := NOW_MS + 10 * SECOND_MS)
+    env.store.remove_queues(b"t0")
+    env.store.remove_queues(b"t5")
+    env.put("orders")
+    while env.stats.due() <= now_ms:
+        env.stats.tick(now_ms)
     left = [topic for topic in topics if topic not in ("t0", "t5")]
-    assert sorted(made.stats.topics) == left
-    assert [made.stats.put_tps(topic) for topic in left] == [0.1] * 7
+    assert sorted(env.stats.topics) == left
+    assert [env.stats.put_tps(topic) for topic in left] == [0.1] * 7
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_windows_tell_what_samples_of_every_moment_would(made: AdminFixture, seed: int) -> None:
+def test_windows_agree_with_a_complete_list_of_samples(env: AdminFixture, seed: int) -> None:
     """Counters note only changes; a plain list of all samples must agree."""
     rng = Random(seed)
-    stats, kept, total = made.stats, 7, 0
+    stats, kept, total = env.stats, 7, 0
     samples = [0]
     stats.got("coupons", "orders", 0, 0, 0)
     for number in range(1, 60):
@@ -203,73 +201,73 @@ def test_windows_tell_what_samples_of_every_moment_would(made: AdminFixture, see
     assert len(stats.groups["orders", "coupons"].samples[0]) <= 4 * (kept + 1)
 
 
-def test_idle_counters_take_no_samples(made: AdminFixture) -> None:
-    made.put("orders")
-    made.stats.got("coupons", "orders", 1, 100, 0)
-    flows = [made.stats.groups["orders", "coupons"]]
-    now_ms = pass_seconds(made.stats, NOW_MS, 10)
-    flows.append(made.stats.topics["orders"])
+def test_idle_counters_take_no_samples(env: AdminFixture) -> None:
+    env.put("orders")
+    env.stats.got("coupons", "orders", 1, 100, 0)
+    flows = [env.stats.groups["orders", "coupons"]]
+    now_ms = pass_seconds(env.stats, NOW_MS, 10)
+    flows.append(env.stats.topics["orders"])
     noted = [[list(row) for row in flow.samples] for flow in flows]
-    pass_seconds(made.stats, now_ms, 300)
+    pass_seconds(env.stats, now_ms, 300)
     assert [[list(row) for row in flow.samples] for flow in flows] == noted
-    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders") == NOTHING
+    assert minute(env.stats, "TOPIC_PUT_NUMS", "orders") == NOTHING
 
 
-def test_averages_appear_as_time_passes(made: AdminFixture) -> None:
-    assert made.stats.runtime()["putTps"] == "  "
-    assert made.stats.runtime()["getTotalTps"] == "0.0 0.0 0.0"
-    now_ms = pass_seconds(made.stats, NOW_MS, 1)
+def test_averages_appear_as_time_passes(env: AdminFixture) -> None:
+    assert env.stats.runtime()["putTps"] == "  "
+    assert env.stats.runtime()["getTotalTps"] == "0.0 0.0 0.0"
+    now_ms = pass_seconds(env.stats, NOW_MS, 1)
     for _ in range(5):
-        made.put("orders")
-    made.stats.got("coupons", "orders", 4, 400, 0)
-    made.stats.missed()
-    now_ms = pass_seconds(made.stats, now_ms, 10)
-    figures = made.stats.runtime()
+        env.put("orders")
+    env.stats.got("coupons", "orders", 4, 400, 0)
+    env.stats.missed()
+    now_ms = pass_seconds(env.stats, now_ms, 10)
+    figures = env.stats.runtime()
     assert figures["putTps"] == "0.5  "
     assert figures["getTransferredTps"] == "0.4  "
     assert figures["getFoundTps"] == figures["getMissTps"] == "0.1  "
     assert figures["getTotalTps"] == "0.2 0.0 0.0"
-    pass_seconds(made.stats, now_ms, 590)
-    assert made.stats.runtime()["putTps"] == f"0.0 0.0 {5 / 600}"
+    pass_seconds(env.stats, now_ms, 590)
+    assert env.stats.runtime()["putTps"] == f"0.0 0.0 {5 / 600}"
 
 
-def test_totals_of_the_day_leave_out_system_topics(made: AdminFixture) -> None:
-    made.put("orders")
-    made.put("rmq_sys_wheel_timer")
-    made.stats.got("coupons", "orders", 1, 100, 0)
-    made.stats.got("coupons", "RMQ_SYS_TRACE_TOPIC", 7, 100, 0)
-    figures = made.stats.runtime()
+def test_totals_of_the_day_leave_out_system_topics(env: AdminFixture) -> None:
+    env.put("orders")
+    env.put("rmq_sys_wheel_timer")
+    env.stats.got("coupons", "orders", 1, 100, 0)
+    env.stats.got("coupons", "RMQ_SYS_TRACE_TOPIC", 7, 100, 0)
+    figures = env.stats.runtime()
     assert figures["msgPutTotalTodayNow"] == figures["msgGetTotalTodayNow"] == "1"
     assert figures["putMessageTimesTotal"] == "2"
-    assert figures["putMessageAverageSize"] == str(made.store.writer.put_bytes / 2)
+    assert figures["putMessageAverageSize"] == str(env.store.writer.put_bytes / 2)
     assert figures["msgPutTotalTodayMorning"] == "0"
 
 
-def test_morning_comes_at_midnight(made: AdminFixture) -> None:
-    made.put("orders")
-    made.stats.got("coupons", "orders", 1, 100, 0)
+def test_totals_of_the_morning_are_taken_at_midnight(env: AdminFixture) -> None:
+    env.put("orders")
+    env.stats.got("coupons", "orders", 1, 100, 0)
     today = datetime.fromtimestamp(NOW_MS // 1000).replace(hour=0, minute=0, second=0)
     midnights = [round(today.replace(day=today.day + days).timestamp()) for days in (1, 2)]
-    made.stats.tick(midnights[0] * 1000 - 1)
-    assert made.stats.runtime()["msgPutTotalTodayMorning"] == "0"
-    made.stats.tick(midnights[0] * 1000)
-    figures = made.stats.runtime()
+    env.stats.tick(midnights[0] * 1000 - 1)
+    assert env.stats.runtime()["msgPutTotalTodayMorning"] == "0"
+    env.stats.tick(midnights[0] * 1000)
+    figures = env.stats.runtime()
     assert figures["msgPutTotalTodayMorning"] == figures["msgGetTotalTodayMorning"] == "1"
     assert figures["msgPutTotalYesterdayMorning"] == "0"
-    made.put("orders")
-    made.stats.tick(midnights[1] * 1000)
-    figures = made.stats.runtime()
+    env.put("orders")
+    env.stats.tick(midnights[1] * 1000)
+    figures = env.stats.runtime()
     assert figures["msgPutTotalTodayMorning"] == "2"
     assert figures["msgPutTotalYesterdayMorning"] == "1"
 
 
-def test_clock_set_back_does_not_stop_the_samples(made: AdminFixture) -> None:
-    made.put("orders")
+def test_clock_set_back_does_not_stop_the_samples(env: AdminFixture) -> None:
+    env.put("orders")
     early_ms = NOW_MS - 3_600 * SECOND_MS
-    assert made.stats.due() == NOW_MS + SECOND_MS
-    made.stats.tick(early_ms)
-    assert made.stats.due() == early_ms + SECOND_MS
-    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders").tps == 0.0
-    made.put("orders")
-    pass_seconds(made.stats, early_ms, 20)
-    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders").sum == 2
+    assert env.stats.due() == NOW_MS + SECOND_MS
+    env.stats.tick(early_ms)
+    assert env.stats.due() == early_ms + SECOND_MS
+    assert minute(env.stats, "TOPIC_PUT_NUMS", "orders").tps == 0.0
+    env.put("orders")
+    pass_seconds(env.stats, early_ms, 20)
+    assert minute(env.stats, "TOPIC_PUT_NUMS", "orders").sum == 2

@@ -53,14 +53,14 @@ def test_a_broker_has_the_topics_of_apache_5_4(kit: TopicKit) -> None:
     assert set(found) <= set(kit.topics.system_names())
 
 
-def test_seeding_leaves_what_the_file_held(kit: TopicKit) -> None:
+def test_seeding_keeps_loaded_topics(kit: TopicKit) -> None:
     changed = TopicConfig(topic_name="TBW102", read_queue_nums=3, write_queue_nums=3, perm=6)
     kit.topics.put(changed, NOW_MS)
     kit.topics.seed()
     assert kit.topics.get("TBW102") == changed
 
 
-def test_settings_decide_about_template_and_trace_topic(tmp_path: Path) -> None:
+def test_template_and_trace_topic_follow_the_settings(tmp_path: Path) -> None:
     with topic_kit(tmp_path / "s", auto_create_topics=False, trace_topic=False) as kit:
         assert kit.topics.get("TBW102") is None
         assert kit.topics.get("RMQ_SYS_TRACE_TOPIC") is None
@@ -73,7 +73,7 @@ def test_settings_decide_about_template_and_trace_topic(tmp_path: Path) -> None:
 # --- sending
 
 
-def test_a_send_creates_the_topic_after_the_template(kit: TopicKit) -> None:
+def test_a_send_creates_the_topic_from_the_template(kit: TopicKit) -> None:
     version = kit.topics.table.version
     queue = admit(kit, "Orders", 3)
     assert (queue.topic, queue.queue_id, queue.writable) == (b"Orders", 3, True)
@@ -93,14 +93,16 @@ def test_a_template_limits_the_number_of_queues(kit: TopicKit) -> None:
 
 
 @pytest.mark.parametrize("template", ["", "nothing", "BenchmarkTest"])
-def test_a_template_that_does_not_pass_on_creates_nothing(kit: TopicKit, template: str) -> None:
+def test_a_template_without_inherit_permission_creates_nothing(
+    kit: TopicKit, template: str
+) -> None:
     with pytest.raises(TopicNotExist, match="Orders does not exist") as raised:
         admit(kit, "Orders", template=template)
     assert "penstock topic create" in raised.value.remark()
     assert kit.effects.take() == []
 
 
-def test_without_auto_creation_only_retry_topics_come_by_sending(kit: TopicKit) -> None:
+def test_without_auto_creation_a_send_creates_only_retry_topics(kit: TopicKit) -> None:
     kit.set(auto_create_topics=False)
     with pytest.raises(TopicNotExist):
         admit(kit, "Orders")
@@ -109,13 +111,13 @@ def test_without_auto_creation_only_retry_topics_come_by_sending(kit: TopicKit) 
 
 
 @pytest.mark.parametrize("topic", sorted(SEND_FORBIDDEN_TOPICS))
-def test_nobody_sends_to_the_brokers_own_topics(kit: TopicKit, topic: str) -> None:
+def test_sends_to_system_topics_are_refused(kit: TopicKit, topic: str) -> None:
     with pytest.raises(NoPermission):
         admit(kit, topic)
 
 
 @pytest.mark.parametrize("topic", ["", " ", "a b", "../etc", "Ünicode", "t" * 128])
-def test_a_name_that_cant_be_is_refused(kit: TopicKit, topic: str) -> None:
+def test_an_invalid_name_is_refused(kit: TopicKit, topic: str) -> None:
     with pytest.raises(InvalidParameter):
         admit(kit, topic)
     assert kit.effects.take() == []
@@ -126,12 +128,12 @@ def test_a_queue_out_of_range_is_refused(kit: TopicKit) -> None:
         admit(kit, "Orders", 4)
 
 
-def test_a_queue_may_be_written_as_long_as_it_is_read(kit: TopicKit) -> None:
+def test_a_queue_below_the_number_of_read_queues_is_writable(kit: TopicKit) -> None:
     kit.topics.put(TopicConfig(topic_name="t", read_queue_nums=8, write_queue_nums=4), NOW_MS)
     assert admit(kit, "t", 7).queue_id == 7
 
 
-def test_a_negative_queue_means_each_writable_one_in_turn(kit: TopicKit) -> None:
+def test_a_negative_queue_id_selects_writable_queues_in_round_robin(kit: TopicKit) -> None:
     kit.topics.put(TopicConfig(topic_name="t", read_queue_nums=8, write_queue_nums=4), NOW_MS)
     assert sorted(admit(kit, "t", -1).queue_id for _ in range(8)) == [0, 0, 1, 1, 2, 2, 3, 3]
     kit.topics.put(TopicConfig(topic_name="t", read_queue_nums=8, write_queue_nums=0), NOW_MS)
@@ -139,7 +141,7 @@ def test_a_negative_queue_means_each_writable_one_in_turn(kit: TopicKit) -> None
         admit(kit, "t", -1)
 
 
-def test_a_topic_without_write_permission_takes_nothing(kit: TopicKit) -> None:
+def test_a_topic_without_write_permission_refuses_sends(kit: TopicKit) -> None:
     kit.topics.put(TopicConfig(topic_name="t", perm=4), NOW_MS)
     with pytest.raises(NoPermission, match="permission is 4"):
         admit(kit, "t")
@@ -154,7 +156,9 @@ def test_a_broker_without_write_permission_refuses_ordered_topics(kit: TopicKit)
     assert admit(kit, "plain").writable
 
 
-def test_gates_close_when_a_topic_or_the_broker_changes(kit: TopicKit) -> None:
+def test_cached_write_permissions_are_dropped_when_a_topic_or_the_broker_changes(
+    kit: TopicKit,
+) -> None:
     mine, other = admit(kit, "t", 3), admit(kit, "u")
     kit.topics.put(TopicConfig(topic_name="t", read_queue_nums=2, write_queue_nums=2), NOW_MS)
     assert (mine.writable, other.writable) == (False, True)
@@ -165,14 +169,14 @@ def test_gates_close_when_a_topic_or_the_broker_changes(kit: TopicKit) -> None:
 # --- reading
 
 
-def test_a_consumer_gets_the_queue_before_its_first_message(kit: TopicKit) -> None:
+def test_an_empty_queue_is_readable(kit: TopicKit) -> None:
     admit(kit, "t")
     queue = kit.topics.readable_queue("t", 2)
     assert queue is kit.topics.readable_queue("t", 2)
     assert not queue.writable
 
 
-def test_what_may_not_be_read_is_refused(kit: TopicKit) -> None:
+def test_reads_without_permission_are_refused(kit: TopicKit) -> None:
     with pytest.raises(TopicNotExist):
         kit.topics.readable_queue("t", 0)
     kit.topics.put(TopicConfig(topic_name="t", read_queue_nums=2, write_queue_nums=4), NOW_MS)
@@ -198,7 +202,7 @@ def test_ensure_creates_once(kit: TopicKit) -> None:
     assert kit.effects.take() == []
 
 
-def test_a_deleted_topic_is_gone_and_begins_anew(kit: TopicKit) -> None:
+def test_a_deleted_topic_can_be_created_again(kit: TopicKit) -> None:
     admit(kit, "t")
     kit.send("t", "old 1", "old 2")
     kit.effects.take()

@@ -45,7 +45,7 @@ def test_a_registered_broker_is_in_the_routes_of_its_topics(compressed: bool) ->
     }
 
 
-def test_a_packed_body_of_4_x_has_no_mapping_section() -> None:
+def test_a_compressed_body_of_4_x_has_no_mapping_section() -> None:
     env = NameServerFixture()
     assert env.register(compressed=True, version=V4_9_8).code == 0
     assert env.addresses() == {"broker-a": {"0": MASTER}}
@@ -65,7 +65,7 @@ def test_a_checksum_of_zero_is_not_checked() -> None:
     assert env.register(bodyCrc32="0").code == 0
 
 
-def test_a_body_that_is_no_registration_is_refused() -> None:
+def test_an_invalid_registration_body_is_refused() -> None:
     env = NameServerFixture()
     assert env.register(body=b'{"topicConfigSerializeWrapper":7}').code == 29
     assert env.register(body=b"\x00\x01", compressed=True).code == 29
@@ -97,14 +97,14 @@ def test_a_known_broker_adds_a_single_topic() -> None:
     assert env.route("orders") is not None, "a registration never removes topics by itself"
 
 
-def test_topics_that_a_registration_lacks_are_removed_where_the_setting_says_so() -> None:
+def test_topics_missing_in_a_registration_are_removed_if_enabled() -> None:
     env = NameServerFixture(delete_absent_topics=True)
     env.register(topics("orders", "pay", "ship"))
     env.register(topics("orders", "pay"), counter=2)
     assert env.topic_list(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER) == ["orders", "pay"]
 
 
-def test_the_same_version_changes_no_topic_that_is_known() -> None:
+def test_a_registration_with_the_same_version_changes_no_known_topic() -> None:
     env = NameServerFixture()
     env.register()
     env.register(topics("orders", "pay", "ship", perm=4))
@@ -121,7 +121,7 @@ def test_a_new_version_replaces_the_topics() -> None:
     assert env.route()["queueDatas"][0]["writeQueueNums"] == 2
 
 
-def test_the_same_registration_again_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_registration_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     env = NameServerFixture()
     env.register()
     monkeypatch.setattr(handlers, "read_body", None)
@@ -132,7 +132,7 @@ def test_the_same_registration_again_is_not_decoded(monkeypatch: pytest.MonkeyPa
     assert env.addresses() == {"broker-a": {"0": MASTER}}, "but it is a sign of life"
 
 
-def test_the_same_registration_again_brings_back_a_deleted_topic() -> None:
+def test_a_repeated_registration_restores_a_deleted_topic() -> None:
     env = NameServerFixture()
     env.register()
     env.get(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="orders")
@@ -141,7 +141,7 @@ def test_the_same_registration_again_brings_back_a_deleted_topic() -> None:
     assert env.addresses() == {"broker-a": {"0": MASTER}}
 
 
-def test_the_same_registration_after_an_unregistration_counts() -> None:
+def test_a_repeated_registration_after_an_unregistration_is_applied() -> None:
     env = NameServerFixture()
     env.register()
     env.unregister(cluster="another")  # the address and the name decide
@@ -150,7 +150,7 @@ def test_the_same_registration_after_an_unregistration_counts() -> None:
     assert env.addresses() == {"broker-a": {"0": MASTER}}
 
 
-def test_a_slave_learns_of_its_master() -> None:
+def test_a_slave_gets_the_address_of_its_master() -> None:
     env = NameServerFixture()
     assert env.register(id=1, address=SLAVE, client=11).ext == {}
     assert env.register().ext == {}
@@ -159,14 +159,14 @@ def test_a_slave_learns_of_its_master() -> None:
     assert env.addresses() == {"broker-a": {"0": MASTER, "1": SLAVE}}
 
 
-def test_topics_of_a_slave_do_not_count_beside_its_master() -> None:
+def test_topics_of_a_slave_with_a_master_are_ignored() -> None:
     env = NameServerFixture()
     env.register()
     env.register(topics("slave-only", "other"), id=1, address=SLAVE, client=11)
     assert env.route("slave-only") is None
 
 
-def test_topics_of_a_lone_slave_count_from_5_0_on() -> None:
+def test_topics_of_a_slave_without_a_master_are_used_since_5_0() -> None:
     env = NameServerFixture()
     env.register(topics("old", "other"), id=1, version=VERSION_4, name="four", client=11)
     assert env.route("old") is None
@@ -174,14 +174,14 @@ def test_topics_of_a_lone_slave_count_from_5_0_on() -> None:
     assert env.addresses("new") == {"five": {"1": SLAVE}}
 
 
-def test_an_address_is_under_one_id_only() -> None:
+def test_an_address_has_one_broker_id() -> None:
     env = NameServerFixture()
     env.register(id=1)
     env.register(id=0)
     assert env.addresses() == {"broker-a": {"0": MASTER}}
 
 
-def test_an_address_is_under_one_name_only() -> None:
+def test_an_address_has_one_broker_name() -> None:
     env = NameServerFixture()
     env.register(name="old", client=10)
     env.register(name="new", client=11)
@@ -190,7 +190,7 @@ def test_an_address_is_under_one_name_only() -> None:
     assert env.addresses() == {"new": {"0": MASTER}}
 
 
-def test_a_rival_with_an_older_epoch_is_ignored() -> None:
+def test_a_registration_with_an_older_epoch_is_ignored() -> None:
     env = NameServerFixture()
     env.register(state_version=2)
     answer = env.register(address="10.0.0.9:10911", state_version=1, client=11)
@@ -211,7 +211,7 @@ def test_a_closed_connection_removes_its_brokers_at_once() -> None:
     assert b"broker-b" not in env.get(RequestCode.GET_BROKER_CLUSTER_INFO).body
 
 
-def test_the_old_connection_of_a_broker_that_came_back_does_not_remove_it() -> None:
+def test_closing_the_old_connection_of_a_reconnected_broker_does_not_remove_it() -> None:
     env = NameServerFixture()
     env.register(client=10)
     env.register(client=11)
@@ -233,7 +233,7 @@ def test_one_connection_may_register_an_address_under_two_clusters() -> None:
 
 
 @pytest.mark.parametrize("late", ["the connection ends", "the broker expires"])
-def test_a_broker_that_came_back_under_another_cluster_stays(late: str) -> None:
+def test_a_broker_that_moved_to_another_cluster_is_kept(late: str) -> None:
     env = NameServerFixture()
     env.register(cluster="old", client=10)
     env.now_ms += 100_000
@@ -250,7 +250,7 @@ def test_a_broker_that_came_back_under_another_cluster_stays(late: str) -> None:
     assert env.route() is None
 
 
-def test_a_slave_keeps_its_cluster_when_the_master_goes() -> None:
+def test_a_slave_keeps_its_cluster_without_its_master() -> None:
     env = NameServerFixture()
     env.register(client=10)
     env.register(id=1, address=SLAVE, client=11)
@@ -260,7 +260,7 @@ def test_a_slave_keeps_its_cluster_when_the_master_goes() -> None:
     assert b'"clusterAddrTable":{"c":["broker-a"]}' in info
 
 
-def test_connections_of_clients_mean_nothing() -> None:
+def test_closed_client_connections_change_nothing() -> None:
     env = NameServerFixture()
     env.register()
     env.names.connected(99, "10.1.1.1:5", NOW_MS)
@@ -281,14 +281,14 @@ def test_a_silent_broker_expires_and_its_connection_is_closed() -> None:
     assert "broker-a" in effect.why
 
 
-def test_a_broker_may_ask_for_another_time_to_expire() -> None:
+def test_a_broker_may_set_its_own_expiry_time() -> None:
     env = NameServerFixture()
     env.register(heartbeatTimeoutMillis="10000")
     env.names.tick(NOW_MS + 10_001)
     assert env.route() is None
 
 
-def test_silent_brokers_are_looked_for_once_per_scan() -> None:
+def test_expired_brokers_are_removed_once_per_scan_interval() -> None:
     env = NameServerFixture(scan_ms=60_000)
     assert env.names.due() == NOW_MS + 60_000
     env.register(heartbeatTimeoutMillis="1000")
@@ -300,7 +300,7 @@ def test_silent_brokers_are_looked_for_once_per_scan() -> None:
 
 
 @pytest.mark.parametrize("code", [RequestCode.BROKER_HEARTBEAT, RequestCode.QUERY_DATA_VERSION])
-def test_signs_of_life_keep_a_broker(code: RequestCode) -> None:
+def test_heartbeats_keep_a_broker_registered(code: RequestCode) -> None:
     env = NameServerFixture()
     env.register()
     env.now_ms += 100_000
@@ -310,7 +310,7 @@ def test_signs_of_life_keep_a_broker(code: RequestCode) -> None:
     assert env.route() is not None
 
 
-def test_a_broker_asks_whether_its_topics_have_changed() -> None:
+def test_the_data_version_of_a_broker_can_be_queried() -> None:
     env = NameServerFixture()
     fields = {"brokerName": "broker-a", "brokerAddr": MASTER, "clusterName": "c", "brokerId": "0"}
     same = fastjson.encode(DataVersion(counter=1, timestamp=NOW_MS))
@@ -350,7 +350,7 @@ def test_a_single_topic_is_registered_for_known_brokers_only() -> None:
     assert env.route("other") is None
 
 
-def test_static_topics_are_carried_along_however_long_the_registration_is() -> None:
+def test_static_topics_are_kept_in_registrations_of_any_size() -> None:
     env = NameServerFixture()
     mapping = TopicQueueMappingInfo(
         topic="orders", total_queues=2, bname="broker-a", epoch=5, curr_id_map={0: 0, 1: 1}
@@ -375,7 +375,7 @@ def test_filter_servers_are_in_the_routes_of_their_broker() -> None:
     assert env.route()["filterServerTable"] == {}
 
 
-def test_without_acting_masters_a_lone_slave_keeps_its_id() -> None:
+def test_a_slave_without_a_master_keeps_its_id_if_acting_masters_are_disabled() -> None:
     env = NameServerFixture()
     env.register(enableActingMaster="true")
     env.register(id=2, address=SLAVE, client=11, enableActingMaster="true")
@@ -384,7 +384,7 @@ def test_without_acting_masters_a_lone_slave_keeps_its_id() -> None:
     assert env.perms() == {"broker-a": 4}, "the master has gone: nothing can be written"
 
 
-def test_an_acting_master_is_shown_as_master_and_can_only_be_read() -> None:
+def test_an_acting_master_is_a_read_only_master_in_routes() -> None:
     env = NameServerFixture(acting_master=True)
     env.register(enableActingMaster="true")
     env.register(id=2, address=SLAVE, client=11, enableActingMaster="true")
@@ -399,7 +399,7 @@ def test_an_acting_master_is_shown_as_master_and_can_only_be_read() -> None:
     assert env.perms() == {"broker-a": 6}
 
 
-def test_name_servers_share_nothing() -> None:
+def test_nameservers_share_no_state() -> None:
     one, other = NameServerFixture(), NameServerFixture()
     one.register()
     assert other.route() is None

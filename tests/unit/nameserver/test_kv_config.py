@@ -50,14 +50,14 @@ def test_a_namespace_is_listed_and_stays_when_it_is_empty() -> None:
     assert env.get(ask, namespace=ORDER).body == b'{"table":{}}'
 
 
-def test_a_registration_is_answered_with_the_order_config() -> None:
+def test_the_response_to_a_registration_has_the_order_config() -> None:
     env = NameServerFixture()
     assert env.register().body == b""
     put(env)
     assert env.register().body == b'{"table":{"orders":"broker-a:4"}}'
 
 
-def test_a_change_is_on_the_disk_before_it_is_answered(tmp_path: Path) -> None:
+def test_a_change_is_persisted_before_the_response(tmp_path: Path) -> None:
     env = NameServerFixture(tmp_path)
     put(env, value="经纪人:4")
     again = NameServerFixture(tmp_path)
@@ -94,7 +94,7 @@ def test_a_damaged_file_stops_the_start(tmp_path: Path) -> None:
         NameServerFixture(tmp_path)
 
 
-def test_the_settings_are_told_by_the_names_of_apache() -> None:
+def test_settings_are_returned_under_apache_names() -> None:
     env = NameServerFixture(data="kv", port=19876)
     values = parse_properties(env.get(RequestCode.GET_NAMESRV_CONFIG).body)
     assert values["listenPort"] == "19876"
@@ -126,7 +126,7 @@ def test_a_changed_setting_survives_a_restart(tmp_path: Path) -> None:
     assert (config.scan_ms, config.order_messages) == (7_000, True)
 
 
-def test_settings_that_stay_as_they_are_are_not_written(tmp_path: Path) -> None:
+def test_unchanged_settings_are_not_written(tmp_path: Path) -> None:
     env = NameServerFixture(tmp_path)
     answer = env.handle(RequestCode.UPDATE_NAMESRV_CONFIG, b"supportActingMaster=false")
     assert isinstance(answer, Reply)
@@ -136,7 +136,7 @@ def test_settings_that_stay_as_they_are_are_not_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "key", ["configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome", "nameserver.data"]
 )
-def test_no_path_is_changed_over_the_wire(key: str) -> None:
+def test_paths_can_not_be_changed_by_requests(key: str) -> None:
     env = NameServerFixture()
     answer = env.ask(
         RequestCode.UPDATE_NAMESRV_CONFIG, f"orderMessageEnable=true\n{key}=elsewhere".encode()
@@ -146,7 +146,7 @@ def test_no_path_is_changed_over_the_wire(key: str) -> None:
     assert not env.live.current.nameserver.order_messages, "nothing of it was done"
 
 
-def test_a_value_that_can_not_be_is_refused() -> None:
+def test_an_invalid_value_is_refused() -> None:
     env = NameServerFixture()
     answer = env.ask(RequestCode.UPDATE_NAMESRV_CONFIG, b"scanNotActiveBrokerInterval=soon")
     assert answer.code == 29

@@ -31,7 +31,7 @@ def test_a_route_without_a_topic_is_refused() -> None:
     assert NameServerFixture().ask(RequestCode.GET_ROUTEINFO_BY_TOPIC).code == 29
 
 
-def test_clients_of_4_9_3_get_bare_numbers_as_keys_and_later_ones_strict_json() -> None:
+def test_clients_up_to_4_9_3_get_unquoted_keys_and_later_ones_strict_json() -> None:
     env = two_brokers()
 
     def body(version: int, **ext: Any) -> bytes:
@@ -52,7 +52,7 @@ def test_a_topic_on_two_brokers_has_both_in_its_route() -> None:
     assert env.route("orders") is None
 
 
-def test_clients_of_a_zone_see_its_brokers_and_those_without_a_master() -> None:
+def test_clients_of_a_zone_get_its_brokers_and_those_without_a_master() -> None:
     env = NameServerFixture()
     env.register(__ZONE_NAME="east")
     env.register(name="broker-b", address=SLAVE, client=11, __ZONE_NAME="west")
@@ -65,7 +65,7 @@ def test_clients_of_a_zone_see_its_brokers_and_those_without_a_master() -> None:
     assert env.route("nothing", __ZONE_MODE="true", __ZONE_NAME="east") is None
 
 
-def test_the_clusters_and_their_brokers() -> None:
+def test_cluster_info_has_the_clusters_and_their_brokers() -> None:
     env = two_brokers()
     assert env.get(RequestCode.GET_BROKER_CLUSTER_INFO).body == (
         b'{"brokerAddrTable":{'
@@ -77,7 +77,7 @@ def test_the_clusters_and_their_brokers() -> None:
     )
 
 
-def test_lists_of_topics() -> None:
+def test_topics_are_listed() -> None:
     env = two_brokers()
     everything = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
     assert env.topic_list(everything) == ["orders", "pay", "ship"]
@@ -87,7 +87,7 @@ def test_lists_of_topics() -> None:
     assert env.topic_list(by_cluster, cluster="nowhere") == []
 
 
-def test_system_topics_are_those_of_clusters_and_brokers_and_a_broker_to_ask() -> None:
+def test_the_list_of_system_topics_has_clusters_brokers_and_a_broker_address() -> None:
     env = two_brokers()
     listed = json.loads(env.get(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS).body)
     assert sorted(listed["topicList"]) == ["broker-a", "broker-b", "c", "d"]
@@ -96,7 +96,7 @@ def test_system_topics_are_those_of_clusters_and_brokers_and_a_broker_to_ask() -
     assert json.loads(empty.body) == {"topicList": []}
 
 
-def test_lists_of_unit_topics_go_by_the_system_flag() -> None:
+def test_unit_topics_are_listed_by_their_system_flag() -> None:
     env = NameServerFixture()
     table = topics("plain") | topics("unit", topic_sys_flag=1) | topics("sub", topic_sys_flag=2)
     env.register(table | topics("both", topic_sys_flag=3))
@@ -105,7 +105,7 @@ def test_lists_of_unit_topics_go_by_the_system_flag() -> None:
     assert env.topic_list(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST) == ["sub"]
 
 
-def test_write_permission_is_wiped_and_added_on_all_topics_of_a_broker() -> None:
+def test_write_permission_is_removed_and_added_for_all_topics_of_a_broker() -> None:
     env = two_brokers()
     assert env.perms("pay") == {"broker-a": 6, "broker-b": 6}
     wiped = env.get(RequestCode.WIPE_WRITE_PERM_OF_BROKER, brokerName="broker-a")
@@ -120,7 +120,7 @@ def test_write_permission_is_wiped_and_added_on_all_topics_of_a_broker() -> None
     assert nobody.ext == {"wipeTopicCount": "0"}
 
 
-def test_wiped_permissions_come_back_with_the_next_change_of_topics() -> None:
+def test_removed_permissions_are_restored_by_the_next_change_of_topics() -> None:
     env = two_brokers()
     env.get(RequestCode.WIPE_WRITE_PERM_OF_BROKER, brokerName="broker-a")
     env.register(counter=2)
@@ -138,7 +138,7 @@ def test_a_topic_is_deleted_everywhere_or_in_one_cluster() -> None:
     env.get(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="pay")
 
 
-def test_routes_carry_the_order_config_where_the_setting_says_so() -> None:
+def test_routes_have_the_order_config_if_enabled() -> None:
     env = two_brokers()
     env.get(RequestCode.PUT_KV_CONFIG, namespace=ORDER, key="orders", value="broker-a:4")
     assert "orderTopicConf" not in env.route()
@@ -150,5 +150,5 @@ def test_routes_carry_the_order_config_where_the_setting_says_so() -> None:
     assert "orderTopicConf" not in env.route()
 
 
-def test_codes_of_a_broker_are_not_supported() -> None:
+def test_request_codes_of_a_broker_are_not_supported() -> None:
     assert NameServerFixture().ask(RequestCode.SEND_MESSAGE).code == 3

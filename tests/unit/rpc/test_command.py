@@ -5,7 +5,7 @@ from penstock.wire.codes import CUT_CODES, RequestCode
 from penstock.wire.frame import BINARY, JSON
 
 
-def test_binary_headers_cut_the_codes_of_pop() -> None:
+def test_pop_codes_truncated_by_binary_headers_are_restored() -> None:
     for code in RequestCode:
         sent = code & 0xFFFF  # what Java writes into 16 bits
         assert Command(sent, encoding=BINARY).code == code

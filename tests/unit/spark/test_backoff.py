@@ -35,13 +35,15 @@ DENIED = NoPermission("not you")
         (SendFailed("no", attempts=(NoNameServer("", attempts=(STRANGER,)),)), TlsError),
     ],
 )
-def test_what_waiting_does_not_mend(error: PenstockError, kind: type[PenstockError] | None) -> None:
+def test_permanent_errors_are_distinguished_from_temporary_ones(
+    error: PenstockError, kind: type[PenstockError] | None
+) -> None:
     cause = permanent_cause(error)
     assert type(cause) is (kind or type(None))
     assert cause is None or not cause.retry
 
 
-def test_a_refusal_is_believed_after_a_while() -> None:
+def test_a_permission_error_is_permanent_only_if_all_attempts_agree() -> None:
     assert permission_error(SendFailed("all", attempts=(DENIED, DENIED))) is DENIED
     for error in (AWAY, SendFailed("none"), SendFailed("once", attempts=(AWAY, DENIED))):
         assert permission_error(error) is None
@@ -56,7 +58,7 @@ def test_a_refusal_is_believed_after_a_while() -> None:
         (DENIED, 0, NoPermission),
     ],
 )
-def test_how_long_it_is_tried(
+def test_errors_are_retried_for_their_time(
     error: PenstockError, lasts_ms: int, kind: type[PenstockError]
 ) -> None:
     clock = VirtualClock()

@@ -53,7 +53,7 @@ def test_topics_by_name_and_pattern(
     assert cluster.required_queues(chosen(subscribePattern="orders")) == set()
 
 
-def test_topics_of_the_house_and_of_groups_are_not_meant(
+def test_patterns_do_not_match_system_topics_and_topics_of_groups(
     penstock_broker: InProcessBroker, cluster: ClusterMetadata
 ) -> None:
     penstock_broker.create_topic("orders", queues=1)
@@ -63,7 +63,7 @@ def test_topics_of_the_house_and_of_groups_are_not_meant(
     assert cluster.queues(chosen(subscribePattern="%DLQ%.*")) == queues("%DLQ%billing", 1)
 
 
-def test_a_missing_topic_is_told_at_once_with_the_similar_one(
+def test_a_missing_topic_is_reported_at_once_with_a_similar_name(
     penstock_broker: InProcessBroker, cluster: ClusterMetadata
 ) -> None:
     penstock_broker.create_topic("orders")
@@ -81,7 +81,9 @@ def test_assigned_queues(penstock_broker: InProcessBroker, cluster: ClusterMetad
         cluster.required_queues(chosen(assign='{"orders": {"broker-z": [0]}}'))
 
 
-def test_ends_and_moments(penstock_broker: InProcessBroker, cluster: ClusterMetadata) -> None:
+def test_offsets_at_the_ends_and_at_times(
+    penstock_broker: InProcessBroker, cluster: ClusterMetadata
+) -> None:
     penstock_broker.create_topic("orders", queues=1)
     [queue] = queues("orders", 1)
     send(penstock_broker, "orders", 3)
@@ -95,7 +97,7 @@ def test_ends_and_moments(penstock_broker: InProcessBroker, cluster: ClusterMeta
     assert found == [0, 0, 3, 3, 5]
 
 
-def test_a_broker_that_is_away_is_told_or_waited_for(
+def test_an_unavailable_broker_is_reported_or_waited_for(
     penstock_broker: InProcessBroker, cluster: ClusterMetadata
 ) -> None:
     penstock_broker.create_topic("orders", queues=1)
@@ -108,7 +110,7 @@ def test_a_broker_that_is_away_is_told_or_waited_for(
         cluster.all_max_offsets([here, away])
 
 
-def test_a_queue_without_messages_by_apaches_word(
+def test_an_offset_of_minus_one_from_apache_is_an_empty_queue(
     penstock_broker: InProcessBroker, cluster: ClusterMetadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says -1 of a queue that it has not made yet, and where a search finds nothing."""
@@ -120,7 +122,7 @@ def test_a_queue_without_messages_by_apaches_word(
 
 
 @pytest.mark.parametrize("code", [ResponseCode.SYSTEM_ERROR, ResponseCode.FLOW_CONTROL])
-def test_a_broker_that_can_not_answer_now_is_away(
+def test_a_broker_that_can_not_answer_now_is_unavailable(
     penstock_broker: InProcessBroker,
     cluster: ClusterMetadata,
     monkeypatch: pytest.MonkeyPatch,
@@ -150,7 +152,7 @@ def answer_with(
 async def _no_news(topic: str) -> None: ...
 
 
-def test_no_broker_and_no_nameserver() -> None:
+def test_unavailable_nameservers_are_reported() -> None:
     with (
         ClusterMetadata(ConnectionOptions(nameservers=("127.0.0.1:1",)), timeout_ms=1) as cluster,
         pytest.raises(ReadGaveUp, match="no NameServer answers"),
@@ -158,7 +160,9 @@ def test_no_broker_and_no_nameserver() -> None:
         cluster.required_queues(chosen(subscribe="orders"))
 
 
-def test_queues_that_are_gone(penstock_broker: InProcessBroker, cluster: ClusterMetadata) -> None:
+def test_deleted_queues_are_found(
+    penstock_broker: InProcessBroker, cluster: ClusterMetadata
+) -> None:
     penstock_broker.create_topic("orders", queues=4)
     penstock_broker.create_topic("bills", queues=1)
     with Admin(penstock_broker.address) as admin:
@@ -170,7 +174,7 @@ def test_queues_that_are_gone(penstock_broker: InProcessBroker, cluster: Cluster
     assert gone == {MessageQueue("orders", BROKER, 3), MessageQueue("bills", BROKER, 0)}
 
 
-def test_progress_of_a_group_that_nobody_made(
+def test_committing_for_an_unknown_group_creates_it(
     penstock_broker: InProcessBroker, cluster: ClusterMetadata
 ) -> None:
     penstock_broker.create_topic("orders", queues=2)
@@ -183,7 +187,7 @@ def test_progress_of_a_group_that_nobody_made(
     assert {q.queue: q.committed for q in progress.queues} == marks
 
 
-def test_names_are_without_the_namespace(penstock_broker: InProcessBroker) -> None:
+def test_names_have_no_namespace(penstock_broker: InProcessBroker) -> None:
     penstock_broker.create_topic("acme%orders", queues=1)
     penstock_broker.create_topic("orders", queues=1)
     send(penstock_broker, "acme%orders", 2)

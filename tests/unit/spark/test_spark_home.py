@@ -26,7 +26,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package
 
 
-def test_it_has_all_but_the_zip(package: Path, tmp_path: Path) -> None:
+def test_the_spark_home_has_everything_except_the_zip(package: Path, tmp_path: Path) -> None:
     home = spark_home.spark_home()
     assert home is not None
     assert home.parent == tmp_path / "cache" / "penstock" / "spark"
@@ -35,7 +35,7 @@ def test_it_has_all_but_the_zip(package: Path, tmp_path: Path) -> None:
     assert spark_home.spark_home() == home
 
 
-def test_a_home_that_was_damaged_is_made_anew(package: Path) -> None:
+def test_a_damaged_spark_home_is_created_again(package: Path) -> None:
     home = spark_home.spark_home()
     assert home is not None
     (home / "jars").unlink()
@@ -44,12 +44,12 @@ def test_a_home_that_was_damaged_is_made_anew(package: Path) -> None:
     assert [entry.name for entry in home.parent.iterdir()] == [home.name]
 
 
-def test_a_chosen_home_stays(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configured_spark_home_is_kept(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
     assert spark_home.spark_home() is None
 
 
-def test_workers_would_not_find_a_pyspark_from_elsewhere(
+def test_a_pyspark_outside_of_site_packages_gets_no_spark_home(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("site.getsitepackages", lambda: [str(package.parent.parent / "other")])

@@ -26,7 +26,7 @@ def as_before() -> Iterator[None]:
         logging.getLogger(PACKAGE).removeHandler(handler)
 
 
-def test_warnings_go_to_stderr_unless_somebody_else_takes_them() -> None:
+def test_warnings_go_to_stderr_unless_another_handler_is_configured() -> None:
     code = """
     import logging
     import penstock.client
@@ -50,7 +50,7 @@ def test_warnings_go_to_stderr_unless_somebody_else_takes_them() -> None:
     assert line.endswith(" WARNING penstock.spark.source.range_reader: 7 messages")
 
 
-def test_plans_streams_writes_and_tasks_show_theirs() -> None:
+def test_warnings_of_plans_streams_writes_and_tasks_are_shown() -> None:
     source = DefaultSource(OPTIONS)
     sink = DefaultSource({"topic": "orders", "nameserver": "127.0.0.1:1"})
     body = DefaultSource({"columns": "body"}).schema()

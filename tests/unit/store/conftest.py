@@ -140,7 +140,7 @@ def body_of(data: bytes) -> bytes:
     return data[88 : 88 + length]
 
 
-class Bench:
+class StoreFixture:
     """Opens stores below one directory and sees to it that none stays open."""
 
     def __init__(self, root: Path) -> None:
@@ -178,8 +178,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path / "store")
+def stores(tmp_path: Path) -> Iterator[StoreFixture]:
+    made = StoreFixture(tmp_path / "store")
     yield made
     made.end()
 

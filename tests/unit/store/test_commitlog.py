@@ -56,7 +56,7 @@ def test_records_follow_each_other(log: CommitLog) -> None:
 
 
 @pytest.mark.parametrize("rest", [8, 9, 100])
-def test_a_record_may_leave_just_the_blank(log: CommitLog, rest: int) -> None:
+def test_a_record_may_leave_exactly_the_size_of_a_blank(log: CommitLog, rest: int) -> None:
     assert append(log, sized(SEGMENT_BYTES - rest)) == 0
     assert log.rolls == 0
     assert append(log, sized(93)) == SEGMENT_BYTES
@@ -74,7 +74,7 @@ def test_a_record_that_leaves_less_than_a_blank_rolls(log: CommitLog, over: int)
     assert data[1008:SEGMENT_BYTES] == bytes(SEGMENT_BYTES - 1008)
 
 
-def test_segments_are_named_by_their_first_byte(log: CommitLog) -> None:
+def test_segments_are_named_by_their_start_offset(log: CommitLog) -> None:
     for _ in range(3):
         append(log, sized(SEGMENT_BYTES - 8))
     assert [s.path.name for s in log.segments.items] == [
@@ -82,7 +82,7 @@ def test_segments_are_named_by_their_first_byte(log: CommitLog) -> None:
     ]
 
 
-def test_room_for_a_batch_is_made_in_one_segment(log: CommitLog) -> None:
+def test_space_for_a_batch_is_reserved_in_one_segment(log: CommitLog) -> None:
     append(log, sized(1000))
     assert log.make_room(3088) == 0
     assert log.rolls == 0
@@ -99,7 +99,7 @@ def test_mapping_and_pwrite_give_the_same_files(tmp_path: Path) -> None:
     assert content(logs[0]) == content(logs[1])
 
 
-def test_staged_bytes_reach_the_file_when_handed_over(tmp_path: Path) -> None:
+def test_staged_bytes_are_written_on_request(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log", by_mapping=False)
     append(log, sized(100))
     assert (log.end, log.written) == (100, 0)
@@ -137,7 +137,7 @@ def test_a_full_disk_refuses_before_anything_is_written(log: CommitLog) -> None:
     assert append(log, sized(300)) == SEGMENT_BYTES
 
 
-def test_another_failure_to_roll_is_a_refusal_too(log: CommitLog) -> None:
+def test_any_failure_to_roll_refuses_the_put(log: CommitLog) -> None:
     append(log, sized(SEGMENT_BYTES - 200))
     assert isinstance(log.disk, WatchedDisk)
     log.disk.sync_fails = lambda path: True
@@ -146,7 +146,7 @@ def test_another_failure_to_roll_is_a_refusal_too(log: CommitLog) -> None:
     assert len(log.segments.items) == 1
 
 
-def test_writing_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_writing_continues_at_the_end(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     first = open_log(folder, by_mapping=True)
     append(first, sized(300))
@@ -158,13 +158,13 @@ def test_writing_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert struct.unpack_from(">i", content(second), 300) == (150,)
 
 
-def test_writing_may_begin_at_a_segment_that_is_not_there(tmp_path: Path) -> None:
+def test_writing_may_start_in_a_missing_segment(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log", by_mapping=True, end=3 * SEGMENT_BYTES)
     assert log.begin() == log.end == 3 * SEGMENT_BYTES
     assert append(log, sized(100)) == 3 * SEGMENT_BYTES
 
 
-def test_the_next_segment_is_made_ahead_and_deleted_if_unused(tmp_path: Path) -> None:
+def test_the_next_segment_is_preallocated_and_deleted_if_unused(tmp_path: Path) -> None:
     disk = Disk()
     log = open_log(tmp_path / "log", by_mapping=True, disk=disk)
     append(log, sized(SEGMENT_BYTES - 8))
@@ -183,7 +183,7 @@ def host(text: str, port: int) -> bytes:
     "case", [c for c in GOLDEN.values() if c["name"] != "v2-short-topic"], ids=lambda c: c["name"]
 )
 @pytest.mark.parametrize("by_mapping", [True, False])
-def test_records_are_those_of_the_java_encoder(
+def test_records_equal_those_of_the_java_encoder(
     tmp_path: Path, case: dict[str, Any], by_mapping: bool
 ) -> None:
     log = open_log(tmp_path / "log", by_mapping=by_mapping)

@@ -15,7 +15,7 @@ from penstock.store.store import MessageStore
 from tests.unit.store.conftest import (
     NOW_MS,
     SEGMENT_BYTES,
-    Bench,
+    StoreFixture,
     WatchedDisk,
     bodies,
     put,
@@ -38,23 +38,25 @@ from tests.unit.store.conftest import (
         ("dledger-n0/data/00000000000000000000", "DLedger"),
     ],
 )
-def test_what_we_do_not_read_is_refused_by_name(bench: Bench, path: str, what: str) -> None:
-    target = bench.root / path
+def test_unsupported_store_files_are_refused_by_name(
+    stores: StoreFixture, path: str, what: str
+) -> None:
+    target = stores.root / path
     target.parent.mkdir(parents=True)
     target.write_bytes(b"x")
     with pytest.raises(StoreRefused, match=what) as caught:
-        bench.open()
-    assert str(bench.root) in str(caught.value)
+        stores.open()
+    assert str(stores.root) in str(caught.value)
     assert "RocketMQ" in caught.value.remark()
-    assert not (bench.root / "abort").exists()
-    shutil.rmtree(bench.root / Path(path).parts[0])
-    bench.open()
+    assert not (stores.root / "abort").exists()
+    shutil.rmtree(stores.root / Path(path).parts[0])
+    stores.open()
 
 
 @pytest.mark.parametrize(
     "folder", ["batchconsumequeue", "kvStore", "compaction/compactionLog", "transaction"]
 )
-def test_empty_folders_of_apache_do_no_harm(tmp_path: Path, folder: str) -> None:
+def test_empty_directories_of_apache_are_accepted(tmp_path: Path, folder: str) -> None:
     (tmp_path / folder).mkdir(parents=True)
     refuse_foreign(Disk(), StorePaths(tmp_path))
 
@@ -68,16 +70,16 @@ def test_empty_folders_of_apache_do_no_harm(tmp_path: Path, folder: str) -> None
         ("index_entries", 41),
     ],
 )
-def test_other_sizes_are_refused_by_name(bench: Bench, name: str, other: int) -> None:
+def test_other_sizes_are_refused_by_name(stores: StoreFixture, name: str, other: int) -> None:
     before = getattr(small_config(), name)
-    bench.close(bench.open())
+    stores.close(stores.open())
     with pytest.raises(StoreRefused, match=f"{name} = {before}.*setting is {other}") as caught:
-        bench.open(None, **{name: other})  # type: ignore[arg-type]
+        stores.open(None, **{name: other})  # type: ignore[arg-type]
     assert f"set {name} to {before}" in caught.value.remark()
-    bench.open()
+    stores.open()
 
 
-def test_sizes_are_known_for_a_new_store_and_after_it_opened(tmp_path: Path) -> None:
+def test_sizes_are_stored_when_a_store_is_opened(tmp_path: Path) -> None:
     paths, disk, config = StorePaths(tmp_path), Disk(), small_config()
     assert check_sizes(disk, paths, config)
     paths.log.mkdir()
@@ -88,61 +90,63 @@ def test_sizes_are_known_for_a_new_store_and_after_it_opened(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b'{"segment_bytes": "x"}'])
-def test_a_torn_note_of_sizes_is_no_note(tmp_path: Path, content: bytes) -> None:
+def test_a_torn_size_file_is_ignored(tmp_path: Path, content: bytes) -> None:
     paths = StorePaths(tmp_path)
     paths.sizes.write_bytes(content)
     assert check_sizes(Disk(), paths, small_config())
 
 
-def test_without_settings_a_store_has_the_sizes_it_was_made_with(bench: Bench) -> None:
-    store = bench.open()
+def test_without_settings_a_store_keeps_its_sizes(stores: StoreFixture) -> None:
+    store = stores.open()
     put(store, record())
-    bench.close(store)
-    store = MessageStore(bench.root, disk=WatchedDisk(), now_ms=NOW_MS)
+    stores.close(store)
+    store = MessageStore(stores.root, disk=WatchedDisk(), now_ms=NOW_MS)
     assert store.config.segment_bytes == SEGMENT_BYTES
     assert len(bodies(store)) == 1
     store.close()
 
 
-def test_segments_of_another_size_are_refused_without_a_note(bench: Bench) -> None:
-    bench.close(bench.open())
-    (bench.root / "penstock.json").unlink()
+def test_segments_of_another_size_are_refused_without_a_size_file(stores: StoreFixture) -> None:
+    stores.close(stores.open())
+    (stores.root / "penstock.json").unlink()
     with pytest.raises(StoreRefused, match=r"4096 bytes.*segment_bytes is 8192"):
-        bench.open(segment_bytes=8192)
+        stores.open(segment_bytes=8192)
 
 
 @pytest.mark.parametrize("entries", [4, 16])
-def test_queue_files_of_another_size_are_refused_without_a_note(bench: Bench, entries: int) -> None:
-    store = bench.open()
+def test_queue_files_of_another_size_are_refused_without_a_size_file(
+    stores: StoreFixture, entries: int
+) -> None:
+    store = stores.open()
     put(store, *[record() for _ in range(20)])
-    bench.close(store)
-    (bench.root / "penstock.json").unlink()
-    (bench.root / "penstock.snapshot").unlink()
+    stores.close(store)
+    (stores.root / "penstock.json").unlink()
+    (stores.root / "penstock.snapshot").unlink()
     with pytest.raises(StoreRefused, match="queue_file_entries"):
-        bench.open(queue_file_entries=entries)
+        stores.open(queue_file_entries=entries)
 
 
-def test_a_store_is_open_once_in_a_process(bench: Bench) -> None:
-    store = bench.open()
+def test_a_store_is_opened_once_in_a_process(stores: StoreFixture) -> None:
+    store = stores.open()
     with pytest.raises(StoreLocked, match="already open"):
-        bench.open()
+        stores.open()
     with pytest.raises(StoreLocked):
-        bench.open(root=bench.root / ".." / bench.root.name)
+        stores.open(root=stores.root / ".." / stores.root.name)
     put(store, record())
-    bench.close(store)
-    bench.open()
+    stores.close(store)
+    stores.open()
 
 
-def test_the_lock_is_apaches(tmp_path: Path) -> None:
+def test_the_lock_file_is_that_of_apache(tmp_path: Path) -> None:
     lock = StoreLock(StorePaths(tmp_path))
     assert (tmp_path / "lock").read_bytes() == b"lock"
     lock.release()
     StoreLock(StorePaths(tmp_path)).release()
 
 
-def test_a_store_is_open_in_one_process(bench: Bench) -> None:
-    store = bench.open()
-    (bench.root / "lock").read_bytes()  # opening and closing the file does not give up the lock
+def test_a_store_is_opened_by_one_process(stores: StoreFixture) -> None:
+    store = stores.open()
+    (stores.root / "lock").read_bytes()  # opening and closing the file does not give up the lock
     program = (
         "import sys; from pathlib import Path\n"
         "from penstock.errors import StoreLocked\n"
@@ -150,17 +154,17 @@ def test_a_store_is_open_in_one_process(bench: Bench) -> None:
         "try: StoreLock(StorePaths(Path(sys.argv[1])))\n"
         "except StoreLocked as error: sys.exit(str(error))\n"
     )
-    command = [sys.executable, "-c", program, str(bench.root)]
+    command = [sys.executable, "-c", program, str(stores.root)]
     other = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ})
     assert other.returncode == 1
     assert "is already open" in other.stderr
-    bench.close(store)
+    stores.close(store)
     assert subprocess.run(command, check=False, env={**os.environ}).returncode == 0
 
 
-def test_a_failed_opening_leaves_the_store_unlocked(bench: Bench) -> None:
-    bench.close(bench.open())
+def test_a_failed_open_leaves_the_store_unlocked(stores: StoreFixture) -> None:
+    stores.close(stores.open())
     for _ in range(2):
         with pytest.raises(StoreRefused):
-            bench.open(segment_bytes=8192)
-    bench.open()
+            stores.open(segment_bytes=8192)
+    stores.open()

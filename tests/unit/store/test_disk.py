@@ -18,17 +18,17 @@ def disk() -> Disk:
 @pytest.mark.parametrize(
     ("used", "free", "percent"), [(0, 100, 0), (75, 25, 75), (751, 249, 76), (1, 999, 1), (0, 0, 0)]
 )
-def test_use_is_rounded_up(used: int, free: int, percent: int) -> None:
+def test_disk_usage_is_rounded_up(used: int, free: int, percent: int) -> None:
     assert Space(used, free).percent == percent
 
 
-def test_space_is_that_of_the_file_system(disk: Disk, tmp_path: Path) -> None:
+def test_free_space_is_that_of_the_file_system(disk: Disk, tmp_path: Path) -> None:
     space = disk.space(tmp_path)
     assert space.used > 0
     assert 0 <= space.percent <= 100
 
 
-def test_a_new_file_is_long_and_sparse(disk: Disk, tmp_path: Path) -> None:
+def test_a_new_file_has_its_full_length_and_is_sparse(disk: Disk, tmp_path: Path) -> None:
     fd = disk.create(tmp_path / "a", 1 << 20)
     assert os.fstat(fd).st_size == 1 << 20
     assert os.fstat(fd).st_blocks == 0
@@ -36,14 +36,14 @@ def test_a_new_file_is_long_and_sparse(disk: Disk, tmp_path: Path) -> None:
     disk.close_file(fd)
 
 
-def test_create_opens_a_file_that_is_there(disk: Disk, tmp_path: Path) -> None:
+def test_create_opens_an_existing_file(disk: Disk, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     fd = disk.create(tmp_path / "a", 3)
     assert disk.read_at(fd, 10, 1) == b"bc"
     disk.close_file(fd)
 
 
-def test_allocated_blocks_are_taken(disk: Disk, tmp_path: Path) -> None:
+def test_allocate_reserves_blocks(disk: Disk, tmp_path: Path) -> None:
     fd = disk.create(tmp_path / "a", 1 << 20)
     disk.allocate(fd, 0, 64 * 1024, tmp_path / "a")
     assert os.fstat(fd).st_blocks * 512 >= 64 * 1024
@@ -67,7 +67,7 @@ def test_another_failure_to_allocate_is_not_a_full_disk(disk: Disk, tmp_path: Pa
         disk.allocate(-1, 0, 4096, tmp_path / "a")
 
 
-def test_write_and_read_at_a_place(disk: Disk, tmp_path: Path) -> None:
+def test_write_and_read_at_an_offset(disk: Disk, tmp_path: Path) -> None:
     fd = disk.create(tmp_path / "a", 16)
     disk.write(fd, memoryview(b"hello"), 8)
     assert disk.read_at(fd, 16, 4) == b"\0\0\0\0hello\0\0\0"
@@ -75,7 +75,7 @@ def test_write_and_read_at_a_place(disk: Disk, tmp_path: Path) -> None:
     disk.close_file(fd)
 
 
-def test_short_writes_are_finished(
+def test_short_writes_are_completed(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.pwrite
@@ -87,7 +87,7 @@ def test_short_writes_are_finished(
 
 
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.EOPNOTSUPP])
-def test_a_read_that_would_wait_says_so(
+def test_a_read_that_would_block_is_reported(
     disk: Disk, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def busy(*args: object) -> int:
@@ -97,19 +97,19 @@ def test_a_read_that_would_wait_says_so(
     assert not disk.read_now(0, memoryview(bytearray(4)), 0)
 
 
-def test_a_short_read_counts_as_one_that_would_wait(disk: Disk, tmp_path: Path) -> None:
+def test_a_short_read_counts_as_one_that_would_block(disk: Disk, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     fd = disk.open_to_read(tmp_path / "a")
     assert not disk.read_now(fd, memoryview(bytearray(4)), 0)
     disk.close_file(fd)
 
 
-def test_a_read_that_fails_is_an_error_of_ours(disk: Disk) -> None:
+def test_a_failed_read_raises_a_store_error(disk: Disk) -> None:
     with pytest.raises(ReadFailed, match="Bad file descriptor"):
         disk.read_now(-1, memoryview(bytearray(4)), 0)
 
 
-def test_replace_keeps_the_old_content_beside(disk: Disk, tmp_path: Path) -> None:
+def test_replace_keeps_the_old_content_as_a_backup(disk: Disk, tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
     disk.replace(path, b"one")
     assert disk.names(tmp_path) == ["topics.json"]
@@ -126,12 +126,12 @@ def test_write_file_leaves_nothing_of_longer_content(disk: Disk, tmp_path: Path)
     assert disk.read(tmp_path / "abort") == b"7"
 
 
-def test_what_does_not_exist_reads_as_none(disk: Disk, tmp_path: Path) -> None:
+def test_a_missing_file_reads_as_none(disk: Disk, tmp_path: Path) -> None:
     assert disk.read(tmp_path / "missing") is None
     assert disk.names(tmp_path / "missing") == []
 
 
-def test_directories_are_made_durably(tmp_path: Path) -> None:
+def test_directories_are_created_durably(tmp_path: Path) -> None:
     synced = []
 
     class Noting(Disk):
@@ -146,7 +146,7 @@ def test_directories_are_made_durably(tmp_path: Path) -> None:
     assert len(synced) == 2
 
 
-def test_the_pool_carries_out_and_close_waits(disk: Disk) -> None:
+def test_close_waits_for_submitted_work(disk: Disk) -> None:
     done = []
     future = disk.submit(lambda: done.append(1))
     disk.close()

@@ -74,7 +74,7 @@ def broken_fd() -> int:
     return writing
 
 
-def test_group_commit_publishes_how_far_the_log_is_durable(make: Make, files: list[int]) -> None:
+def test_group_commit_publishes_the_flushed_offset(make: Make, files: list[int]) -> None:
     flusher = make()
     flusher.start(files[0], 100)
     assert flusher.flushed() == 100
@@ -84,7 +84,7 @@ def test_group_commit_publishes_how_far_the_log_is_durable(make: Make, files: li
     assert (flusher.flushed(), flusher.failed()) == (250, 0)
 
 
-def test_one_sync_serves_many(make: Make, files: list[int]) -> None:
+def test_one_sync_covers_many_requests(make: Make, files: list[int]) -> None:
     flusher = make(WatchedDisk())
     flusher.start(files[0], 0)
     for end in range(1, 50):
@@ -93,7 +93,9 @@ def test_one_sync_serves_many(make: Make, files: list[int]) -> None:
     assert (flusher.flushed(), flusher.syncs()) == (49, 1)
 
 
-def test_the_bell_is_quiet_after_it_was_heard(make: Make, files: list[int]) -> None:
+def test_the_notification_is_cleared_after_it_was_acknowledged(
+    make: Make, files: list[int]
+) -> None:
     flusher = make()
     flusher.start(files[0], 0)
     flusher.want(1)
@@ -103,7 +105,7 @@ def test_the_bell_is_quiet_after_it_was_heard(make: Make, files: list[int]) -> N
     assert not select.select([flusher.notify_fd], [], [], 0)[0]
 
 
-def test_rolled_files_are_synced_before_the_current(files: list[int], make: Make) -> None:
+def test_rolled_files_are_synced_before_the_current_file(files: list[int], make: Make) -> None:
     disk = WatchedDisk()
     flusher = make(disk)
     flusher.start(files[0], 0)
@@ -130,7 +132,7 @@ def test_the_thread_syncs_rolled_files_and_closes_its_copies(make: Make, files: 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_more_rolled_files_than_places_are_synced_at_once(make: Make, files: list[int]) -> None:
+def test_rolled_files_beyond_the_limit_are_synced_at_once(make: Make, files: list[int]) -> None:
     disk = WatchedDisk()
     flusher = make(disk)
     flusher.start(files[0], 0)
@@ -141,7 +143,7 @@ def test_more_rolled_files_than_places_are_synced_at_once(make: Make, files: lis
     assert [p.name for p in disk.synced] == ["1"]
 
 
-def test_a_failed_sync_inside_roll_stops_writing(make: Make, files: list[int]) -> None:
+def test_a_failed_sync_during_a_roll_stops_writes(make: Make, files: list[int]) -> None:
     disk = WatchedDisk()
     flusher = make(disk)
     flusher.start(files[0], 0)
@@ -153,7 +155,7 @@ def test_a_failed_sync_inside_roll_stops_writing(make: Make, files: list[int]) -
     assert flusher.failed() == errno.EIO
 
 
-def test_a_roll_that_cannot_be_told_to_the_flusher_is_not_called_flushed(
+def test_a_failed_roll_does_not_advance_the_flushed_offset(
     make: Make, files: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(fd: int) -> int:
@@ -170,7 +172,7 @@ def test_a_roll_that_cannot_be_told_to_the_flusher_is_not_called_flushed(
     assert flusher.flushed() == 0  # the checkpoint believes this number
 
 
-def test_async_leaves_little_alone(make: Make, files: list[int]) -> None:
+def test_async_does_not_flush_few_bytes(make: Make, files: list[int]) -> None:
     flusher = make(group_commit=False, interval_ms=1, least_bytes=4096)
     flusher.start(files[0], 0)
     flusher.want(4095)
@@ -179,7 +181,7 @@ def test_async_leaves_little_alone(make: Make, files: list[int]) -> None:
     assert flusher.syncs() == 1
 
 
-def test_async_flushes_everything_after_a_while(make: Make, files: list[int]) -> None:
+def test_async_flushes_everything_after_the_thorough_interval(make: Make, files: list[int]) -> None:
     flusher = make(group_commit=False, interval_ms=1, least_bytes=1 << 40, thorough_ms=5)
     flusher.start(files[0], 0)
     flusher.want(1)
@@ -195,7 +197,7 @@ def test_async_flushes_on_demand(make: Make, files: list[int]) -> None:
     assert reached(flusher, 77)
 
 
-def test_a_failed_sync_is_said_and_final(make: Make) -> None:
+def test_a_failed_sync_is_reported_and_final(make: Make) -> None:
     flusher = make()
     fd = broken_fd()
     flusher.start(fd, 10)
@@ -210,7 +212,7 @@ def test_a_failed_sync_is_said_and_final(make: Make) -> None:
     os.close(fd)
 
 
-def test_a_failed_sync_of_a_rolled_file_is_said_too(make: Make, files: list[int]) -> None:
+def test_a_failed_sync_of_a_rolled_file_is_reported(make: Make, files: list[int]) -> None:
     flusher = make()
     fd = broken_fd()
     flusher.start(fd, 0)
@@ -222,7 +224,7 @@ def test_a_failed_sync_of_a_rolled_file_is_said_too(make: Make, files: list[int]
     os.close(flusher.state[native.ROLLED])  # the copy is left to us
 
 
-def test_a_failure_without_threads_is_said_too(make: Make, files: list[int]) -> None:
+def test_a_failure_without_threads_is_reported(make: Make, files: list[int]) -> None:
     disk = WatchedDisk()
     flusher = make(disk)
     flusher.start(files[0], 5)
@@ -246,7 +248,7 @@ def test_a_failure_without_threads_is_final(make: Make, files: list[int]) -> Non
 
 @pytest.mark.parametrize("group_commit", [True, False])
 @pytest.mark.parametrize("threads", [True, False])
-def test_the_rest_is_synced_at_the_end(
+def test_stop_syncs_the_rest(
     make: Make, files: list[int], group_commit: bool, threads: bool
 ) -> None:
     flusher = make(
@@ -259,7 +261,7 @@ def test_the_rest_is_synced_at_the_end(
     assert flusher.flushed() == 123
 
 
-def test_waiting_takes_its_time_while_the_bell_rings(
+def test_waiting_is_not_busy_while_the_notification_is_set(
     make: Make, files: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited_ms = 0

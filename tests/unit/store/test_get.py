@@ -11,7 +11,7 @@ from penstock.store.store import MessageStore
 from penstock.wire.output import Output
 from penstock.wire.record import java_hash
 from tests.unit.store.conftest import (
-    Bench,
+    StoreFixture,
     WatchedDisk,
     bodies,
     body_of,
@@ -47,13 +47,13 @@ def copied(reader: Reader, *, wait: bool = False) -> bytes | None:
 
 
 @pytest.fixture(params=[True, False], ids=["hot", "cold"])
-def ten(request: pytest.FixtureRequest, bench: Bench) -> MessageStore:
+def ten(request: pytest.FixtureRequest, stores: StoreFixture) -> MessageStore:
     """Ten messages of 100 bytes, in memory or only in files."""
-    store = bench.open()
+    store = stores.open()
     put(store, *[sized(100) for _ in range(10)])
     if not request.param:
-        bench.close(store)
-        store = bench.open()
+        stores.close(store)
+        store = stores.open()
     return store
 
 
@@ -82,16 +82,16 @@ def test_each_position_has_rocketmqs_status(
         assert len(data) == reader.total == 100 * count
 
 
-def test_an_empty_queue_and_no_queue(bench: Bench) -> None:
-    store = bench.open()
+def test_an_empty_queue_and_no_queue(stores: StoreFixture) -> None:
+    store = stores.open()
     store.make_queue(b"t", 0)
     assert find(store, 0)[0] == find(store, 5)[0] == "NO_MESSAGE_IN_QUEUE"
     assert find(store, 5)[1].next_offset == 0
     assert store.get("u", 0, 0).status == get.NO_MATCHED_LOGIC_QUEUE
 
 
-def test_unconfirmed_messages_do_not_exist_yet(bench: Bench) -> None:
-    store = bench.open(sync_flush=True)
+def test_unconfirmed_messages_do_not_exist_yet(stores: StoreFixture) -> None:
+    store = stores.open(sync_flush=True)
     put(store, sized(100))
     assert find(store, 0)[0] == "NO_MESSAGE_IN_QUEUE"
     flush(store)
@@ -101,16 +101,16 @@ def test_unconfirmed_messages_do_not_exist_yet(bench: Bench) -> None:
     assert find(store, 2)[0] == "OFFSET_OVERFLOW_BADLY"
 
 
-def test_below_the_minimum_is_too_small(bench: Bench) -> None:
-    store = bench.open()
+def test_an_offset_below_the_minimum_is_too_small(stores: StoreFixture) -> None:
+    store = stores.open()
     put(store, *[sized(1900) for _ in range(6)])
     store.expire(2)
     found, reader = find(store, 3)
     assert (found, reader.next_offset, reader.min_offset) == ("OFFSET_TOO_SMALL", 4, 4)
 
 
-def test_entries_of_deleted_segments_are_messages_being_removed(bench: Bench) -> None:
-    store = bench.open()
+def test_entries_of_deleted_segments_are_messages_being_removed(stores: StoreFixture) -> None:
+    store = stores.open()
     put(store, *[sized(1900) for _ in range(6)])
     store.log.segments.drop_first()  # as between the drop and the correction of the queue
     found, reader = find(store, 0, 2)
@@ -121,8 +121,8 @@ def test_entries_of_deleted_segments_are_messages_being_removed(bench: Bench) ->
     assert (found, reader.next_offset) == ("MESSAGE_WAS_REMOVING", 6)
 
 
-def test_a_missing_queue_file_is_stepped_over(bench: Bench) -> None:
-    store = bench.open()
+def test_a_missing_queue_file_is_skipped(stores: StoreFixture) -> None:
+    store = stores.open()
     put(store, *[sized(100) for _ in range(20)])
     queue_of(store).file_starts.remove(8)
     found, reader = find(store, 9)
@@ -130,7 +130,7 @@ def test_a_missing_queue_file_is_stepped_over(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, 1), (3, 3), (0, 1), (-5, 1), (8, 8)])
-def test_the_count_is_a_limit(ten: MessageStore, count: int, expected: int) -> None:
+def test_the_number_of_messages_is_limited(ten: MessageStore, count: int, expected: int) -> None:
     _, reader = find(ten, 0, count)
     assert (reader.count, reader.next_offset) == (expected, expected)
 
@@ -138,13 +138,15 @@ def test_the_count_is_a_limit(ten: MessageStore, count: int, expected: int) -> N
 @pytest.mark.parametrize(
     ("most", "expected"), [(0, 1), (99, 1), (100, 1), (199, 1), (200, 2), (350, 3)]
 )
-def test_bytes_are_a_limit_but_for_the_first(ten: MessageStore, most: int, expected: int) -> None:
+def test_bytes_are_limited_except_for_the_first_message(
+    ten: MessageStore, most: int, expected: int
+) -> None:
     _, reader = find(ten, 0, 32, most)
     assert (reader.count, reader.total, reader.next_offset) == (expected, 100 * expected, expected)
 
 
-def test_only_wanted_tags_are_found(bench: Bench) -> None:
-    store = bench.open()
+def test_only_matching_tags_are_found(stores: StoreFixture) -> None:
+    store = stores.open()
     for n, tag in enumerate(("a", "b", "a", "", "c", "b")):
         put(store, record(bytes([n]), text=properties(tags=tag)))
     found, reader = find(store, 0, codes=(java_hash("b"), java_hash("c")))
@@ -157,15 +159,15 @@ def test_only_wanted_tags_are_found(bench: Bench) -> None:
     assert find(store, 0, 1, codes=(java_hash("b"),))[1].next_offset == 2
 
 
-def test_a_rare_tag_is_looked_for_in_steps(bench: Bench) -> None:
-    store = bench.open(queue_file_entries=2000, index_enabled=False, segment_bytes=1 << 18)
+def test_a_rare_tag_is_searched_in_steps(stores: StoreFixture) -> None:
+    store = stores.open(queue_file_entries=2000, index_enabled=False, segment_bytes=1 << 18)
     put(store, *[record(b"") for _ in range(1500)])
     found, reader = find(store, 0, codes=(1,))
     assert (found, reader.next_offset) == ("NO_MATCHED_MESSAGE", get.SCAN_ENTRIES_MAX)
 
 
-def test_neighbours_become_one_range(bench: Bench) -> None:
-    store = bench.open()
+def test_adjacent_records_become_one_range(stores: StoreFixture) -> None:
+    store = stores.open()
     put(store, sized(100), sized(110), sized(500, queue_id=1), sized(120), sized(3500), sized(130))
     _, reader = find(store, 0)
     assert (reader.ranges, reader.total) == (3, 210 + 120 + 3630)
@@ -174,14 +176,14 @@ def test_neighbours_become_one_range(bench: Bench) -> None:
     assert [len(r) for r in split(data)] == [100, 110, 120, 3500, 130]
 
 
-def test_what_is_not_in_memory_is_cold_until_one_waits(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+def test_records_that_are_not_in_memory_are_cold_until_they_are_read(
+    stores: StoreFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = bench.open()
+    store = stores.open()
     put(store, *[sized(100) for _ in range(10)])
-    bench.close(store)
+    stores.close(store)
     disk = WatchedDisk()
-    store = bench.open(disk)
+    store = stores.open(disk)
     monkeypatch.setattr(disk, "read_now", lambda fd, target, at: False)
     assert find(store, 0)[0] == "COLD"
     found, reader = find(store, 0, wait=True)
@@ -198,21 +200,21 @@ def test_what_is_not_in_memory_is_cold_until_one_waits(
 
 
 def test_outside_the_hot_window_the_file_is_read(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    stores: StoreFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = WatchedDisk()
-    store = bench.open(disk, hot_bytes=250)
+    store = stores.open(disk, hot_bytes=250)
     put(store, *[sized(100) for _ in range(5)])
     monkeypatch.setattr(disk, "read_now", lambda fd, target, at: False)
     assert copied(find(store, 2)[1]) is None
     assert copied(find(store, 3)[1]) is not None
 
 
-def test_output_keeps_what_was_there_when_bytes_are_cold(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+def test_output_is_unchanged_when_bytes_are_cold(
+    stores: StoreFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = WatchedDisk()
-    store = bench.open(disk, hot_bytes=0)
+    store = stores.open(disk, hot_bytes=0)
     put(store, sized(100))
     monkeypatch.setattr(disk, "read_now", lambda fd, target, at: False)
     output = Output()
@@ -221,19 +223,19 @@ def test_output_keeps_what_was_there_when_bytes_are_cold(
     assert output.take() == b"before"
 
 
-def damaged(bench: Bench, offset: int, size: int) -> MessageStore:
+def damaged(stores: StoreFixture, offset: int, size: int) -> MessageStore:
     """Ten messages; the fourth one's queue entry says something else."""
-    store = bench.open()
+    store = stores.open()
     put(store, *[sized(100) for _ in range(10)])
-    bench.close(store)
+    stores.close(store)
     with open(store.paths.queues / "t" / "0" / f"{0:020d}", "r+b") as target:
         target.seek(20 * 3)
         target.write(struct.pack(">qi", offset, size))
-    return bench.open()
+    return stores.open()
 
 
-def test_a_damaged_size_takes_no_memory(bench: Bench) -> None:
-    store = damaged(bench, 300, 64 << 20)
+def test_a_damaged_size_allocates_no_memory(stores: StoreFixture) -> None:
+    store = damaged(stores, 300, 64 << 20)
     output = Output()
     assert not find(store, 3, 1, wait=True)[1].copy_to(output, True)
     assert output.capacity < 1 << 20
@@ -243,19 +245,21 @@ def test_a_damaged_size_takes_no_memory(bench: Bench) -> None:
     ("offset", "size"),
     [(1 << 40, 100), (300, 8000), (-5, 100), (0, 0), (0, -1), (4000, 500)],
 )
-def test_a_damaged_entry_neither_fails_nor_holds_up(bench: Bench, offset: int, size: int) -> None:
-    store = damaged(bench, offset, size)
+def test_a_damaged_entry_neither_fails_nor_blocks_a_read(
+    stores: StoreFixture, offset: int, size: int
+) -> None:
+    store = damaged(stores, offset, size)
     got = store.get("t", 0, 3, count_max=1, wait=True)
     assert got.status in (get.MESSAGE_WAS_REMOVING, get.NO_MATCHED_MESSAGE, get.FOUND)
     assert got.next_offset > 3
     assert len(bodies(store, offset=8)) == 2
 
 
-def test_a_queue_file_deleted_during_a_read_is_no_failure(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+def test_a_queue_file_deleted_during_a_read_does_not_fail_it(
+    stores: StoreFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = WatchedDisk()
-    store = bench.open(disk)
+    store = stores.open(disk)
     put(store, *[sized(100) for _ in range(20)])
     queue = queue_of(store)
     real = disk.open_to_read

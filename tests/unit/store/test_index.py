@@ -49,7 +49,7 @@ def test_keys_hash_as_in_java(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", golden.load("5.4.0")["index_files"], ids=lambda c: c["name"])
-def test_files_are_javas_byte_for_byte(
+def test_files_equal_those_of_java_byte_for_byte(
     disk: WatchedDisk, tmp_path: Path, case: dict[str, Any]
 ) -> None:
     file = IndexFile(disk, tmp_path / "i", case["hash_slots"], case["max_entries"], new=True)
@@ -66,14 +66,14 @@ def test_a_file_is_named_by_local_time() -> None:
     assert file_name(NOW_MS)[:4] == "2023"
 
 
-def test_the_newest_comes_first(file: IndexFile) -> None:
+def test_the_newest_entry_is_found_first(file: IndexFile) -> None:
     for n in range(10):
         file.put(5, 100 * n, NOW_MS + n)
     assert file.find(5, 0, EVER_MS, 64) == [100 * n for n in reversed(range(10))]
     assert file.find(5, 0, EVER_MS, 3) == [900, 800, 700]
 
 
-def test_a_slot_is_shared_but_not_mixed_up(file: IndexFile) -> None:
+def test_keys_that_share_a_slot_are_distinguished(file: IndexFile) -> None:
     for n in range(12):
         file.put(3 + SLOTS * (n % 3), n, NOW_MS)
     assert file.find(3, 0, EVER_MS, 64) == [9, 6, 3, 0]
@@ -94,7 +94,7 @@ def test_a_slot_is_shared_but_not_mixed_up(file: IndexFile) -> None:
         (0, 0, [0]),
     ],
 )
-def test_an_entry_counts_if_its_second_touches_the_range(
+def test_an_entry_is_found_if_its_second_overlaps_the_range(
     file: IndexFile, begin: int, end: int, expected: list[int]
 ) -> None:
     for n in range(4):
@@ -102,13 +102,13 @@ def test_an_entry_counts_if_its_second_touches_the_range(
     assert sorted(file.find(5, NOW_MS + begin, NOW_MS + end, 64)) == expected
 
 
-def test_time_that_goes_back_counts_as_the_beginning(file: IndexFile) -> None:
+def test_an_entry_older_than_the_file_has_the_begin_time_of_the_file(file: IndexFile) -> None:
     file.put(5, 1, NOW_MS)
     file.put(5, 2, NOW_MS - 60_000)
     assert file.find(5, NOW_MS, NOW_MS, 64) == [2, 1]
 
 
-def test_an_index_goes_on_in_a_new_file(index: Index) -> None:
+def test_a_full_index_file_is_followed_by_a_new_one(index: Index) -> None:
     for n in range(100):
         index.put(n % 5, n, NOW_MS + 10 * n)
     assert len(index.files) == 3
@@ -118,13 +118,13 @@ def test_an_index_goes_on_in_a_new_file(index: Index) -> None:
     assert index.find(2, NOW_MS + 900, EVER_MS, 64)[0] == 97
 
 
-def test_two_files_of_one_moment_have_two_names(index: Index) -> None:
+def test_two_files_of_one_millisecond_have_different_names(index: Index) -> None:
     index.add(NOW_MS)
     index.add(NOW_MS)
     assert index.files[0].path != index.files[1].path
 
 
-def test_an_index_is_found_again(index: Index, disk: WatchedDisk) -> None:
+def test_an_index_is_loaded_from_its_files(index: Index, disk: WatchedDisk) -> None:
     for n in range(50):
         index.put(n % 5, n, NOW_MS)
     (index.folder / "20231114221320000").write_bytes(b"of another size")
@@ -160,7 +160,7 @@ def test_slots_and_counts_are_rebuilt_from_entries(file: IndexFile, seed: int) -
 
 
 @pytest.mark.parametrize("kept", [0, 1, 7, 30])
-def test_entries_behind_a_cut_are_forgotten(file: IndexFile, tmp_path: Path, kept: int) -> None:
+def test_entries_behind_a_cut_are_removed(file: IndexFile, tmp_path: Path, kept: int) -> None:
     other = IndexFile(file.disk, tmp_path / "other", SLOTS, ENTRIES, new=True)
     for n in range(30):
         file.put(n * 7919, 10 * n, NOW_MS + 1000 * n)
@@ -171,7 +171,7 @@ def test_entries_behind_a_cut_are_forgotten(file: IndexFile, tmp_path: Path, kep
     assert file.path.read_bytes()[:upto] == other.path.read_bytes()[:upto]
 
 
-def test_a_cut_deletes_files_that_hold_nothing_more(index: Index) -> None:
+def test_a_cut_deletes_empty_files(index: Index) -> None:
     for n in range(100):
         index.put(n % 5, 10 * n, NOW_MS)
     index.cut(500)
@@ -184,7 +184,7 @@ def test_a_cut_deletes_files_that_hold_nothing_more(index: Index) -> None:
     assert index.find(1, 0, EVER_MS, 64) == [7]
 
 
-def test_files_of_deleted_segments_go_but_the_last(index: Index) -> None:
+def test_files_of_deleted_segments_are_deleted_except_the_last(index: Index) -> None:
     for n in range(100):
         index.put(n % 5, 10 * n, NOW_MS)
     index.drop_before(391)
@@ -234,7 +234,7 @@ def test_all_files_written_to_are_synced(index: Index, disk: WatchedDisk) -> Non
 
 
 @pytest.mark.parametrize("count", [-(1 << 30), -1, 0, ENTRIES + 1, (1 << 31) - 1])
-def test_a_damaged_count_is_not_believed(index: Index, disk: WatchedDisk, count: int) -> None:
+def test_a_damaged_count_is_corrected(index: Index, disk: WatchedDisk, count: int) -> None:
     index.put(1, 10, NOW_MS)
     index.put(2, 20, NOW_MS)
     with open(index.files[0].path, "r+b") as target:
@@ -245,7 +245,7 @@ def test_a_damaged_count_is_not_believed(index: Index, disk: WatchedDisk, count:
     assert again.current is None or 1 <= again.current.next_number() <= ENTRIES
 
 
-def test_a_search_during_a_put_finds_the_older_ones(
+def test_a_search_during_a_put_finds_older_entries(
     file: IndexFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file.put(5, 10, NOW_MS)

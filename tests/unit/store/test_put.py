@@ -17,7 +17,7 @@ from tests.unit.store.conftest import (
     EVER_MS,
     NOW_MS,
     SEGMENT_BYTES,
-    Bench,
+    StoreFixture,
     WatchedDisk,
     batch,
     bodies,
@@ -42,8 +42,8 @@ def find(bench_store, topic: str, key: str) -> int:  # type: ignore[no-untyped-d
     )
 
 
-def test_a_put_gives_the_message_its_places(bench: Bench) -> None:
-    store = bench.open()
+def test_a_put_assigns_log_and_queue_offsets(stores: StoreFixture) -> None:
+    store = stores.open()
     assert put(store, sized(100), sized(150), sized(100, queue_id=1)) == [0, 100, 250]
     assert (store.writer.offset, store.writer.queue_offset, store.writer.puts) == (250, 0, 3)
     assert store.writer.put_bytes == store.log.end == 350
@@ -52,18 +52,18 @@ def test_a_put_gives_the_message_its_places(bench: Bench) -> None:
     assert [queue.entry(n) for n in (0, 1)] == [(0, 100, 0), (100, 150, 0)]
 
 
-def test_the_entry_carries_the_tag_hash(bench: Bench) -> None:
-    store = bench.open()
+def test_the_entry_carries_the_tag_hash(stores: StoreFixture) -> None:
+    store = stores.open()
     put(store, record(text=properties(tags="vip")), record(text=properties(tags="中文")))
     queue = store.queue("t", 0)
     assert queue is not None
     assert [queue.entry(n)[2] for n in (0, 1)] == [java_hash("vip"), java_hash("中文")]  # type: ignore[index]
 
 
-def test_the_entry_of_a_delayed_message_carries_its_time(bench: Bench) -> None:
-    for end in (bench.crash, bench.close):
-        store = bench.open()
-        if end == bench.crash:
+def test_the_entry_of_a_delayed_message_carries_its_time(stores: StoreFixture) -> None:
+    for end in (stores.crash, stores.close):
+        store = stores.open()
+        if end == stores.crash:
             delayed = {"topic": "SCHEDULE_TOPIC_XXXX", "text": properties(tags="vip")}
             put(store, record(queue_id=1, **delayed), record(queue_id=17, **delayed))  # type: ignore[arg-type]
         entries = [store.queue("SCHEDULE_TOPIC_XXXX", n).entry(0) for n in (1, 17)]  # type: ignore[union-attr]
@@ -71,22 +71,22 @@ def test_the_entry_of_a_delayed_message_carries_its_time(bench: Bench) -> None:
         end(store)
 
 
-def test_keys_unique_ids_and_tags_are_indexed(bench: Bench) -> None:
-    store = bench.open()
+def test_keys_unique_ids_and_tags_are_indexed(stores: StoreFixture) -> None:
+    store = stores.open()
     put(store, record(text=properties(keys="a  b c", unique="ID7", tags="vip")))
     assert [find(store, "t", k) for k in ("a", "b", "c", "ID7", "T#vip")] == [1, 1, 1, 1, 1]
     assert [find(store, "t", k) for k in ("", "a b", "vip", "d")] == [0, 0, 0, 0]
     assert find(store, "u", "a") == 0
 
 
-def test_tags_are_indexed_only_if_asked(bench: Bench) -> None:
-    store = bench.open(index_tags=False)
+def test_tags_are_indexed_only_if_enabled(stores: StoreFixture) -> None:
+    store = stores.open(index_tags=False)
     put(store, record(text=properties(keys="a", tags="vip")))
     assert (find(store, "t", "a"), find(store, "t", "T#vip")) == (1, 0)
 
 
-def test_without_an_index_nothing_is_found_by_key(bench: Bench) -> None:
-    store = bench.open(index_enabled=False)
+def test_without_an_index_nothing_is_found_by_key(stores: StoreFixture) -> None:
+    store = stores.open(index_enabled=False)
     put(store, record(text=properties(keys="a")))
     assert find(store, "t", "a") == 0
     assert not store.paths.index.exists()
@@ -96,9 +96,9 @@ def test_without_an_index_nothing_is_found_by_key(bench: Bench) -> None:
     ("transaction", "queued", "indexed"), [(0, 1, 1), (4, 0, 1), (8, 1, 1), (12, 0, 0)]
 )
 def test_half_messages_have_no_entry_and_rollbacks_no_key(
-    bench: Bench, transaction: int, queued: int, indexed: int
+    stores: StoreFixture, transaction: int, queued: int, indexed: int
 ) -> None:
-    store = bench.open()
+    store = stores.open()
     put(store, record(text=properties(keys="k"), sys_flag=transaction))
     assert store.max_offset("t", 0) == queued
     assert find(store, "t", "k") == indexed
@@ -106,8 +106,8 @@ def test_half_messages_have_no_entry_and_rollbacks_no_key(
     assert store.writer.queue_offset == 0
 
 
-def test_store_time_never_goes_back(bench: Bench) -> None:
-    store = bench.open()
+def test_store_time_never_goes_back(stores: StoreFixture) -> None:
+    store = stores.open()
     put(store, record(), now_ms=NOW_MS)
     put(store, record(), now_ms=NOW_MS - 5000)
     assert [store.lookup.store_ms(o) for o in (0, 93)] == [NOW_MS, NOW_MS]
@@ -122,18 +122,20 @@ def test_store_time_never_goes_back(bench: Bench) -> None:
         (b"", "", b"", records.TOPIC_EMPTY),
     ],
 )
-def test_what_is_beyond_a_limit_is_not_stored(
-    bench: Bench, body: bytes, topic: str, text: bytes, problem: int
+def test_messages_beyond_a_limit_are_refused(
+    stores: StoreFixture, body: bytes, topic: str, text: bytes, problem: int
 ) -> None:
-    store = bench.open(segment_bytes=1 << 17)
+    store = stores.open(segment_bytes=1 << 17)
     made = record(body, topic, text=text)
     made.body_bytes_max = 10
     assert store.put(made, NOW_MS) == ILLEGAL
     assert (store.writer.problem, store.log.end, store.refusal) == (problem, 0, None)
 
 
-def test_a_message_that_never_fits_a_segment_is_refused_and_the_next_is_taken(bench: Bench) -> None:
-    store = bench.open()
+def test_a_message_larger_than_a_segment_is_refused_and_the_next_is_stored(
+    stores: StoreFixture,
+) -> None:
+    store = stores.open()
     assert store.put(sized(SEGMENT_BYTES - 7), NOW_MS) == ILLEGAL
     assert store.put_batch(batch([b"x" * 2000] * 2), NOW_MS) == ILLEGAL
     assert (store.writer.problem, store.log.end) == (records.TOO_LONG_FOR_SEGMENT, 0)
@@ -143,14 +145,16 @@ def test_a_message_that_never_fits_a_segment_is_refused_and_the_next_is_taken(be
 @pytest.mark.parametrize(
     ("topic", "queue_id"), [("../../x", 0), ("a b", 0), ("t", -1), ("t", 1 << 20), ("t\0", 0)]
 )
-def test_a_name_that_cannot_be_a_queue_makes_none(bench: Bench, topic: str, queue_id: int) -> None:
-    store = bench.open()
+def test_an_invalid_topic_or_queue_id_creates_no_queue(
+    stores: StoreFixture, topic: str, queue_id: int
+) -> None:
+    store = stores.open()
     assert store.put(record(topic=topic, queue_id=queue_id), NOW_MS) != PUT_OK
     assert (store.log.end, store.queues.rows) == (0, [])
 
 
-def test_a_batch_is_stored_message_by_message(bench: Bench) -> None:
-    store = bench.open()
+def test_a_batch_is_stored_message_by_message(stores: StoreFixture) -> None:
+    store = stores.open()
     put(store, record(b"0"))
     assert store.put_batch(batch([b"1", b"22", b""], text=properties(tags="v")), NOW_MS) == PUT_OK
     assert (store.writer.offset, store.writer.queue_offset) == (93, 1)
@@ -158,8 +162,8 @@ def test_a_batch_is_stored_message_by_message(bench: Bench) -> None:
     assert bodies(store) == [b"0", b"1", b"22", b""]
 
 
-def test_a_batch_is_never_split_over_segments(bench: Bench) -> None:
-    store = bench.open()
+def test_a_batch_is_never_split_over_segments(stores: StoreFixture) -> None:
+    store = stores.open()
     put(store, sized(3000))
     assert store.put_batch(batch([b"x" * 400, b"y" * 400, b"z" * 400]), NOW_MS) == PUT_OK
     store.publish()
@@ -180,14 +184,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN)
-def test_a_broken_batch_stores_nothing(bench: Bench, body: bytes) -> None:
-    store = bench.open()
+def test_a_broken_batch_stores_nothing(stores: StoreFixture, body: bytes) -> None:
+    store = stores.open()
     assert store.put_batch(record(body), NOW_MS) == ILLEGAL
     assert (store.writer.problem, store.log.end) == (records.BATCH_BROKEN, 0)
 
 
-def test_a_batch_with_one_message_beyond_a_limit_stores_nothing(bench: Bench) -> None:
-    store = bench.open()
+def test_a_batch_with_one_message_beyond_a_limit_stores_nothing(stores: StoreFixture) -> None:
+    store = stores.open()
     made = batch([b"fits", b"does not fit"])
     made.body_bytes_max = 10
     assert store.put_batch(made, NOW_MS) == ILLEGAL
@@ -195,14 +199,14 @@ def test_a_batch_with_one_message_beyond_a_limit_stores_nothing(bench: Bench) ->
 
 
 def test_mapping_and_pwrite_give_the_same_store(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    stores = StoreFixture(tmp_path)
     content = []
     for way in ("mapping", "pwrite"):
-        store = bench.open(root=tmp_path / way, append_by=way)
+        store = stores.open(root=tmp_path / way, append_by=way)
         for n in range(40):
             text = properties(keys=f"k{n}", tags="ab"[n % 2])
             put(store, record(bytes([n]) * (n * 41 % 500), text=text, queue_id=n % 3))
-        bench.close(store)
+        stores.close(store)
         files = [p for p in sorted((tmp_path / way).rglob("*")) if p.name.isdigit() and p.is_file()]
         content.append([(p.relative_to(tmp_path / way), p.read_bytes()) for p in files])
     assert len(content[0]) > 8
@@ -210,9 +214,9 @@ def test_mapping_and_pwrite_give_the_same_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["commitlog", "consumequeue", "index"])
-def test_a_full_disk_refuses_before_anything_is_written(bench: Bench, part: str) -> None:
+def test_a_full_disk_refuses_before_anything_is_written(stores: StoreFixture, part: str) -> None:
     disk = WatchedDisk()
-    store = bench.open(disk)
+    store = stores.open(disk)
     disk.no_space = lambda path: part in path.parts
     stored = 0
     while store.put(sized(150), NOW_MS) == PUT_OK:
@@ -229,9 +233,11 @@ def test_a_full_disk_refuses_before_anything_is_written(bench: Bench, part: str)
 
 
 @pytest.mark.parametrize("part", ["consumequeue", "index"])
-def test_a_full_disk_in_the_middle_of_a_batch_stores_nothing(bench: Bench, part: str) -> None:
+def test_a_full_disk_in_the_middle_of_a_batch_stores_nothing(
+    stores: StoreFixture, part: str
+) -> None:
     disk = WatchedDisk()
-    store = bench.open(disk, queue_file_entries=8, index_entries=8)
+    store = stores.open(disk, queue_file_entries=8, index_entries=8)
     text = properties(keys="k")
     put(store, *[record(b"x", text=text) for _ in range(6)])
     before = store.log.end
@@ -241,8 +247,8 @@ def test_a_full_disk_in_the_middle_of_a_batch_stores_nothing(bench: Bench, part:
     assert (store.log.end, store.max_offset("t", 0)) == (before, 6)
 
 
-def test_a_message_with_more_keys_than_were_made_room_for(bench: Bench) -> None:
-    store = bench.open(index_entries=2000)
+def test_a_message_with_more_keys_than_reserved_index_entries(stores: StoreFixture) -> None:
+    store = stores.open(index_entries=2000)
     put(store, record(text=properties(keys=" ".join(f"k{n}" for n in range(300)))))
     assert [find(store, "t", f"k{n}") for n in (0, 150, 299)] == [1, 1, 1]
 
@@ -250,16 +256,16 @@ def test_a_message_with_more_keys_than_were_made_room_for(bench: Bench) -> None:
 # --- the confirm offset
 
 
-def test_async_flush_shows_a_message_at_the_end_of_the_turn(bench: Bench) -> None:
-    store = bench.open()
+def test_async_flush_shows_a_message_at_the_end_of_the_loop_iteration(stores: StoreFixture) -> None:
+    store = stores.open()
     store.put(record(), NOW_MS)
     assert store.max_offset("t", 0) == 0
     store.publish()
     assert store.max_offset("t", 0) == 1
 
 
-def test_sync_flush_shows_a_message_when_it_is_on_the_disk(bench: Bench) -> None:
-    store = bench.open(sync_flush=True)
+def test_sync_flush_shows_a_message_when_it_is_flushed(stores: StoreFixture) -> None:
+    store = stores.open(sync_flush=True)
     put(store, *[record() for _ in range(10)])
     assert (store.confirm_offset, store.max_offset("t", 0)) == (0, 0)
     flush(store)
@@ -269,8 +275,10 @@ def test_sync_flush_shows_a_message_when_it_is_on_the_disk(bench: Bench) -> None
 
 
 @pytest.mark.parametrize("sync_flush", [False, True])
-def test_a_watched_queue_rings_once_when_readers_can_see(bench: Bench, sync_flush: bool) -> None:
-    store = bench.open(sync_flush=sync_flush)
+def test_a_watched_queue_notifies_once_when_messages_are_visible(
+    stores: StoreFixture, sync_flush: bool
+) -> None:
+    store = stores.open(sync_flush=sync_flush)
     heard: list[tuple[int, int]] = []
 
     def hear(queue: ConsumeQueue) -> None:
@@ -293,8 +301,8 @@ def test_a_watched_queue_rings_once_when_readers_can_see(bench: Bench, sync_flus
     assert heard == [(0, 3)]
 
 
-def test_a_message_on_its_way_to_the_disk_rings_a_later_watch(bench: Bench) -> None:
-    store = bench.open(sync_flush=True)
+def test_a_message_being_flushed_notifies_a_later_watch(stores: StoreFixture) -> None:
+    store = stores.open(sync_flush=True)
     heard: list[int] = []
     store.on_arrival(lambda queue: heard.append(queue.queue_id))
     put(store, record())
@@ -306,11 +314,11 @@ def test_a_message_on_its_way_to_the_disk_rings_a_later_watch(bench: Bench) -> N
     assert heard == [0]
 
 
-def test_a_failed_sync_stops_writing_and_says_so(
-    bench: Bench, caplog: pytest.LogCaptureFixture
+def test_a_failed_sync_stops_writes_and_is_reported(
+    stores: StoreFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = WatchedDisk()
-    store = bench.open(disk, sync_flush=True)
+    store = stores.open(disk, sync_flush=True)
     put(store, record())
     disk.sync_fails = lambda path: "commitlog" in path.parts
     flush(store)
@@ -323,9 +331,11 @@ def test_a_failed_sync_stops_writing_and_says_so(
     assert store.put(record(), NOW_MS) == REFUSED
 
 
-def test_a_write_that_fails_is_a_refusal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_refuses_the_put(
+    stores: StoreFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = WatchedDisk()
-    store = bench.open(disk, append_by="pwrite")
+    store = stores.open(disk, append_by="pwrite")
 
     def fail(fd: int, data: memoryview, at: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))

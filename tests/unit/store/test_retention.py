@@ -21,7 +21,7 @@ from tests.unit.store.conftest import (
     EVER_MS,
     NOW_MS,
     SEGMENT_BYTES,
-    Bench,
+    StoreFixture,
     WatchedDisk,
     bodies,
     properties,
@@ -58,7 +58,7 @@ def aged(*modified: int) -> list[AgedSegment]:
         (100, NOON, (OLD,) * 20, RetentionDecision(10, True, False)),
     ],
 )
-def test_use_age_and_hour_decide(
+def test_retention_depends_on_disk_usage_age_and_hour(
     percent: int, hour: int, times: tuple[int, ...], expected: RetentionDecision
 ) -> None:
     found = decide(
@@ -68,7 +68,7 @@ def test_use_age_and_hour_decide(
 
 
 @pytest.mark.parametrize(("percent", "refuse"), [(91, True), (86, True), (85, False), (10, False)])
-def test_writes_resume_below_the_force_mark(percent: int, refuse: bool) -> None:
+def test_writes_resume_below_the_force_threshold(percent: int, refuse: bool) -> None:
     found = decide(
         StoreConfig(), aged(YOUNG), now_ms=NOW_MS, hour=NOON, disk_percent=percent, refusing=True
     )
@@ -103,7 +103,7 @@ def test_hours_are_separated_by_semicolons(text: str, hours: set[int]) -> None:
     assert delete_hours(StoreConfig(delete_hours=text)) == hours
 
 
-def test_the_refusal_says_all_that_is_needed(tmp_path: Path) -> None:
+def test_the_refusal_names_usage_limit_and_next_step(tmp_path: Path) -> None:
     error = nearly_full(StoreConfig(), tmp_path, 93)
     for part in (str(tmp_path), "93 %", "90", "disk_refuse_percent"):
         assert part in str(error)
@@ -114,9 +114,9 @@ def test_the_refusal_says_all_that_is_needed(tmp_path: Path) -> None:
 # --- the store carries it out
 
 
-def test_writes_stop_and_resume_by_themselves(bench: Bench) -> None:
+def test_writes_stop_and_resume_automatically(stores: StoreFixture) -> None:
     disk = WatchedDisk()
-    store = bench.open(disk)
+    store = stores.open(disk)
     put(store, record())
     now_ms = NOW_MS
     for percent, refused in ((90, False), (91, True), (86, True), (85, False), (86, False)):
@@ -127,18 +127,18 @@ def test_writes_stop_and_resume_by_themselves(bench: Bench) -> None:
         assert (store.put(record(), now_ms) == REFUSED) is refused
 
 
-def fill(bench: Bench, disk: WatchedDisk, segments: int = 4):  # type: ignore[no-untyped-def]
+def fill(stores: StoreFixture, disk: WatchedDisk, segments: int = 4):  # type: ignore[no-untyped-def]
     """A store with two messages in each of a few segments."""
-    store = bench.open(disk, queue_file_entries=2, index_entries=6)
+    store = stores.open(disk, queue_file_entries=2, index_entries=6)
     for n in range(2 * segments):
         put(store, record(bytes([n]) * 1900, text=properties(keys=f"k{n}")))
     assert len(store.log.segments.items) == segments
     return store
 
 
-def test_old_segments_go_with_what_speaks_of_them(bench: Bench) -> None:
+def test_old_segments_are_deleted_with_their_queue_and_index_entries(stores: StoreFixture) -> None:
     disk = WatchedDisk()
-    store = fill(bench, disk)
+    store = fill(stores, disk)
     store.expire(2)
     assert store.log.begin() == 2 * SEGMENT_BYTES
     assert sorted(os.listdir(store.paths.log)) == [f"{n * SEGMENT_BYTES:020d}" for n in (2, 3)]
@@ -151,8 +151,8 @@ def test_old_segments_go_with_what_speaks_of_them(bench: Bench) -> None:
     assert len(store.lookup.by_key("t", "k6", **ranges)) == 1
 
 
-def test_a_queue_without_messages_left_keeps_its_offsets(bench: Bench) -> None:
-    store = bench.open()
+def test_a_queue_without_messages_left_keeps_its_offsets(stores: StoreFixture) -> None:
+    store = stores.open()
     put(store, sized(3000), sized(3000, queue_id=1), sized(3000, queue_id=1))
     store.expire(2)
     assert (store.min_offset("t", 0), store.max_offset("t", 0)) == (1, 1)
@@ -160,9 +160,9 @@ def test_a_queue_without_messages_left_keeps_its_offsets(bench: Bench) -> None:
     assert (store.min_offset("t", 0), store.max_offset("t", 0)) == (1, 2)
 
 
-def test_segments_are_deleted_by_age_at_their_hour(bench: Bench) -> None:
+def test_segments_are_deleted_by_age_at_their_hour(stores: StoreFixture) -> None:
     disk = WatchedDisk()
-    store = fill(bench, disk)
+    store = fill(stores, disk)
     for segment in store.log.segments.items[:2]:
         os.utime(segment.path, (OLD / 1000, OLD / 1000))
     for segment in store.log.segments.items[2:]:
@@ -175,9 +175,9 @@ def test_segments_are_deleted_by_age_at_their_hour(bench: Bench) -> None:
     assert store.log.begin() == 2 * SEGMENT_BYTES
 
 
-def test_pinned_segments_stay_and_writes_are_refused(bench: Bench) -> None:
+def test_pinned_segments_stay_and_writes_are_refused(stores: StoreFixture) -> None:
     disk = WatchedDisk()
-    store = fill(bench, disk)
+    store = fill(stores, disk)
     store.on_retention(lambda: SEGMENT_BYTES + 5)
     disk.usage = Space(95, 5)
     store.tick(NOW_MS + 10_000)
@@ -185,18 +185,18 @@ def test_pinned_segments_stay_and_writes_are_refused(bench: Bench) -> None:
     assert isinstance(store.refusal, DiskNearlyFull)
 
 
-def test_the_last_segment_never_goes(bench: Bench) -> None:
-    store = fill(bench, WatchedDisk())
+def test_the_last_segment_is_never_deleted(stores: StoreFixture) -> None:
+    store = fill(stores, WatchedDisk())
     store.expire(99)
     assert len(store.log.segments.items) == 1
 
 
-def test_retention_comes_back_after_a_restart(bench: Bench) -> None:
-    store = fill(bench, WatchedDisk())
+def test_deleted_segments_stay_deleted_after_a_restart(stores: StoreFixture) -> None:
+    store = fill(stores, WatchedDisk())
     store.expire(1)
-    for end in (bench.close, bench.crash):
+    for end in (stores.close, stores.crash):
         end(store)
-        store = bench.open(queue_file_entries=2, index_entries=6)
+        store = stores.open(queue_file_entries=2, index_entries=6)
         assert store.log.begin() == SEGMENT_BYTES
         assert (store.min_offset("t", 0), store.max_offset("t", 0)) == (2, 8)
         assert bodies(store, offset=2) == [bytes([n]) * 1900 for n in range(2, 8)]

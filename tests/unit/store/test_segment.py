@@ -25,7 +25,7 @@ def segments(tmp_path: Path) -> SegmentList:
         ((1 << 62) - 1, "04611686018427387903"),
     ],
 )
-def test_a_segment_is_named_by_its_first_byte(offset: int, name: str) -> None:
+def test_a_segment_is_named_by_its_start_offset(offset: int, name: str) -> None:
     assert segment_name(offset) == name
 
 
@@ -37,7 +37,7 @@ def test_create_allocates_the_whole_file(segments: SegmentList, tmp_path: Path) 
     assert segments.items == []
 
 
-def test_a_full_disk_leaves_no_file_behind(segments: SegmentList, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_file(segments: SegmentList, tmp_path: Path) -> None:
     segments.disk.no_space = lambda path: True  # type: ignore[attr-defined]
     with pytest.raises(DiskFull):
         segments.create(0)
@@ -52,18 +52,18 @@ def test_find_by_offset(segments: SegmentList) -> None:
     assert starts == [None, None, None, 4096, 4096, 8192, 12288, None, None]
 
 
-def test_an_empty_row_finds_nothing(segments: SegmentList) -> None:
+def test_find_in_an_empty_list_returns_none(segments: SegmentList) -> None:
     assert segments.find(0) is None
     assert segments.find(-5) is None
 
 
-def test_a_row_has_no_gaps(segments: SegmentList) -> None:
+def test_a_gap_between_segments_is_refused(segments: SegmentList) -> None:
     segments.push(segments.create(0))
     with pytest.raises(AssertionError):
         segments.push(segments.create(8192))
 
 
-def test_dropping_the_oldest_moves_the_begin(segments: SegmentList) -> None:
+def test_dropping_the_oldest_segment_advances_the_start(segments: SegmentList) -> None:
     for start in (0, 4096):
         segments.push(segments.create(start))
     assert segments.drop_first().start == 0
@@ -72,7 +72,7 @@ def test_dropping_the_oldest_moves_the_begin(segments: SegmentList) -> None:
     assert segments.first == 8192
 
 
-def test_a_view_outlives_the_file(segments: SegmentList) -> None:
+def test_a_view_stays_valid_after_the_file_is_deleted(segments: SegmentList) -> None:
     segments.push(segments.create(0))
     segment = segments.drop_first()
     segments.disk.write(segment.fd, memoryview(b"hello"), 100)
@@ -85,7 +85,7 @@ def test_a_view_outlives_the_file(segments: SegmentList) -> None:
     assert not (segments.folder / segment_name(0)).exists()
 
 
-def test_the_handle_goes_with_the_last_reference(segments: SegmentList) -> None:
+def test_the_handle_is_closed_with_the_last_reference(segments: SegmentList) -> None:
     segment = segments.create(0)
     name = f"/proc/self/fd/{segment.fd}"
     path = os.readlink(name)
@@ -97,7 +97,7 @@ def test_the_handle_goes_with_the_last_reference(segments: SegmentList) -> None:
 @pytest.mark.parametrize(
     ("at", "length"), [(0, 4096), (-5000, 100), (4000, 9999), (4096, 10), (9000, 10)]
 )
-def test_prefault_stays_inside_and_changes_nothing(
+def test_prefault_stays_within_the_file_and_changes_nothing(
     segments: SegmentList, at: int, length: int
 ) -> None:
     segment = segments.create(0)
@@ -106,7 +106,7 @@ def test_prefault_stays_inside_and_changes_nothing(
     assert bytes(segment.slice(0, 4096)) == b"\x07" * 4096
 
 
-def test_memory_is_locked_or_it_is_said_why_not(
+def test_locking_memory_succeeds_or_has_a_reason(
     segments: SegmentList, caplog: pytest.LogCaptureFixture
 ) -> None:
     segment = segments.create(0)

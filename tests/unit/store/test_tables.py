@@ -78,11 +78,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "table.json"
 
 
-def test_file_that_was_never_written(path: Path) -> None:
+def test_missing_file_is_loaded_as_none(path: Path) -> None:
     assert ConfigFile(SmallDisk(), path).load(parse) is None
 
 
-def test_persist_keeps_the_predecessor(path: Path) -> None:
+def test_persist_keeps_a_backup(path: Path) -> None:
     file = ConfigFile(SmallDisk(), path)
     file.persist(b'{"a":1}')
     file.persist(b'{"a":2}')
@@ -91,7 +91,7 @@ def test_persist_keeps_the_predecessor(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b'{"a":', b"\0" * 100, b"[1]"])
-def test_unreadable_file_gives_way_to_its_predecessor(path: Path, damage: bytes) -> None:
+def test_unreadable_file_is_replaced_by_its_backup(path: Path, damage: bytes) -> None:
     file = ConfigFile(SmallDisk(), path)
     file.persist(b'{"a":1}')
     file.persist(b'{"a":2}')
@@ -101,15 +101,13 @@ def test_unreadable_file_gives_way_to_its_predecessor(path: Path, damage: bytes)
     assert file.load(parse) == {"a": 1}
 
 
-def test_empty_file_without_predecessor_counts_as_none(path: Path) -> None:
+def test_empty_file_without_a_backup_is_a_missing_file(path: Path) -> None:
     path.write_bytes(b"")
     assert ConfigFile(SmallDisk(), path).load(parse) is None
 
 
 @pytest.mark.parametrize("backup", [None, b"{"])
-def test_nothing_readable_is_damage_and_nothing_is_touched(
-    path: Path, backup: bytes | None
-) -> None:
+def test_unreadable_file_and_backup_are_damage_and_kept(path: Path, backup: bytes | None) -> None:
     path.write_bytes(b"not json")
     if backup is not None:
         path.with_name("table.json.bak").write_bytes(backup)
@@ -153,7 +151,7 @@ def reloaded(table: Table, path: Path) -> Any:
     return again
 
 
-def test_topics_file_of_rocketmq(path: Path) -> None:
+def test_topics_file_has_the_format_of_rocketmq(path: Path) -> None:
     table = TopicTable()
     table.put(TopicConfig(topic_name="T", read_queue_nums=8, write_queue_nums=8), 1_700_000_000_123)
     assert table.snapshot().decode() == (
@@ -168,7 +166,7 @@ def test_topics_file_of_rocketmq(path: Path) -> None:
     assert reloaded(table, path).topics == table.topics
 
 
-def test_topic_changes_make_versions() -> None:
+def test_topic_changes_increase_the_version() -> None:
     table = TopicTable()
     table.seed(TopicConfig(topic_name="TBW102"))
     assert (table.version, table.dirty) == (DataVersion(), True)
@@ -187,7 +185,7 @@ def test_topic_changes_make_versions() -> None:
     assert (table.version.counter, table.dirty) == (3, True)
 
 
-def test_topic_without_its_name_takes_it_from_the_key(path: Path) -> None:
+def test_topic_without_a_name_gets_it_from_the_key(path: Path) -> None:
     path.write_bytes(b'{"topicConfigTable":{"T":{"perm":4,"order":null}},"dataVersion":null}')
     table = TopicTable()
     assert table.load(ConfigFile(SmallDisk(), path))
@@ -214,7 +212,7 @@ def test_missing_and_damaged_table_files(kind: type[Table], path: Path) -> None:
         kind().load(ConfigFile(SmallDisk(), path))
 
 
-def test_groups_and_what_they_may_not_read(path: Path) -> None:
+def test_groups_and_their_forbidden_topics(path: Path) -> None:
     table = SubscriptionGroupTable()
     table.seed(SubscriptionGroupConfig(group_name="TOOLS_CONSUMER"))
     table.put(SubscriptionGroupConfig(group_name="g", consume_enable=False), 10)
@@ -249,7 +247,7 @@ def random_change(table: TopicTable | SubscriptionGroupTable, rng: Random) -> No
 
 
 @pytest.mark.parametrize("kind", [TopicTable, SubscriptionGroupTable])
-def test_snapshots_of_configs_are_what_fastjson_writes(
+def test_snapshots_of_configs_equal_those_of_fastjson(
     kind: type[TopicTable | SubscriptionGroupTable], path: Path
 ) -> None:
     rng = Random(7)
@@ -262,7 +260,7 @@ def test_snapshots_of_configs_are_what_fastjson_writes(
 
 
 @pytest.mark.parametrize("kind", [TopicTable, SubscriptionGroupTable])
-def test_a_change_of_one_config_writes_no_other_anew(
+def test_a_change_of_one_config_encodes_no_other(
     kind: type[TopicTable | SubscriptionGroupTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = kind()
@@ -289,7 +287,7 @@ def test_a_change_of_one_config_writes_no_other_anew(
     assert sum(written) < whole / 20
 
 
-def test_offsets_file_of_rocketmq(path: Path) -> None:
+def test_offsets_file_has_the_format_of_rocketmq(path: Path) -> None:
     table = ConsumerOffsetTable()
     table.commit("T", "G", 0, 123, 5)
     table.commit("T", "G", 1, 120, 5)
@@ -308,14 +306,14 @@ def test_offsets_file_of_rocketmq(path: Path) -> None:
     assert again.groups_of("T") == ["G"]
 
 
-def test_offset_may_go_back_and_tells_the_one_before() -> None:
+def test_offset_may_go_back_and_returns_the_previous_one() -> None:
     table = ConsumerOffsetTable()
     assert table.commit("T", "G", 0, 10, 1) is None
     assert table.commit("T", "G", 0, 4, 1) == 10
     assert table.get("T", "G", 0) == 4
 
 
-def test_offset_versions_come_in_steps() -> None:
+def test_offset_versions_increase_in_steps() -> None:
     offsets = ConsumerOffsetTable()
     for count in range(1, 1001):
         offsets.commit("T", "G", 0, count, count)
@@ -352,7 +350,7 @@ def test_delay_offsets(path: Path) -> None:
     assert dict(again.offsets) == {1: 55, 2: 9}
 
 
-def test_slave_takes_over_the_master() -> None:
+def test_slave_copies_the_tables_of_the_master() -> None:
     version = DataVersion(counter=4, timestamp=9)
     topics = TopicTable()
     topics.put(TopicConfig(topic_name="old"), 1)
@@ -393,7 +391,7 @@ names = st.text("abT%_-", min_size=1, max_size=4)
 
 
 @given(st.lists(st.tuples(names, names, st.integers(0, 9), st.integers(0, 2**63 - 1))))
-def test_offsets_survive_the_file(commits: list[tuple[str, str, int, int]]) -> None:
+def test_offsets_round_trip_through_the_file(commits: list[tuple[str, str, int, int]]) -> None:
     table, model = ConsumerOffsetTable(), {}
     for topic, group, queue_id, offset in commits:
         table.commit(topic, group, queue_id, offset, 1)
@@ -408,7 +406,7 @@ def test_offsets_survive_the_file(commits: list[tuple[str, str, int, int]]) -> N
 
 
 @given(st.binary(max_size=60))
-def test_rubbish_in_a_file_is_a_body_error(data: bytes) -> None:
+def test_invalid_content_of_a_file_is_a_body_error(data: bytes) -> None:
     for kind in TABLES:
         with contextlib.suppress(BodyError):
             kind()._parse(data)

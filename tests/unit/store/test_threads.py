@@ -55,7 +55,7 @@ class Readers:
         store.lookup.offset_at(queue, NOW_MS + step, confirm_offset=store.confirm_offset)
 
 
-def test_pool_readers_writer_and_retention_live_together(tmp_path: Path) -> None:
+def test_pool_readers_writer_and_retention_run_concurrently(tmp_path: Path) -> None:
     config = StoreConfig(
         segment_bytes=16 * 1024, queue_file_entries=50, index_slots=50, index_entries=400,
         sync_flush=True, queues_mapped_max=QUEUES - 1, queue_rest_ms=1,

@@ -6,7 +6,7 @@ from penstock.wire import codes
 from penstock.wire.codes import LanguageCode, RequestCode, ResponseCode
 
 
-def test_codes_named_by_the_reference() -> None:
+def test_codes_equal_those_of_the_reference() -> None:
     for code, name in (
         (310, "SEND_MESSAGE_V2"),
         (34, "HEART_BEAT"),
@@ -26,7 +26,7 @@ def test_no_two_names_share_a_number() -> None:
         assert len(kind.__members__) == len(list(kind))
 
 
-def test_unknown_codes_have_a_name_too() -> None:
+def test_unknown_codes_have_a_name() -> None:
     assert codes.request_name(34) == "HEART_BEAT"
     assert codes.request_name(12345) == "UNKNOWN(12345)"
     assert codes.request_name(-1) == "UNKNOWN(-1)"
@@ -59,16 +59,16 @@ def test_reserved_properties_are_distinct() -> None:
 
 
 @pytest.mark.parametrize("name", ["T", "%RETRY%g", "a-b_c|d", "x" * 127, "%RETRY%" + "x" * 248])
-def test_good_topic_names(name: str) -> None:
+def test_valid_topic_names_are_accepted(name: str) -> None:
     assert codes.topic_fault(name) is None
 
 
 @pytest.mark.parametrize("name", ["", "  ", "a b", "a.b", "é", "x" * 128, "%DLQ%" + "x" * 251])
-def test_bad_topic_names_get_a_reason(name: str) -> None:
+def test_invalid_topic_names_are_refused_with_a_reason(name: str) -> None:
     assert codes.topic_fault(name)
 
 
-def test_group_names_are_shorter_than_topics() -> None:
+def test_group_names_have_a_shorter_limit_than_topic_names() -> None:
     assert codes.group_fault("g" * 120) is None
     fault = codes.group_fault("g" * 121)
     assert fault is not None
@@ -76,7 +76,7 @@ def test_group_names_are_shorter_than_topics() -> None:
     assert "120" in fault
 
 
-def test_system_names() -> None:
+def test_system_topics_and_groups_are_recognised() -> None:
     assert codes.is_system_topic("TBW102")
     assert codes.is_system_topic("rmq_sys_REVIVE_LOG_c")
     assert not codes.is_system_topic("%RETRY%g")

@@ -40,17 +40,17 @@ def test_large_body_in_many_chunks(kind: Compression) -> None:
     assert decompress(compress(body, kind), FLAGS[kind], limit=len(body)) == body
 
 
-def test_flags_of_rocketmq() -> None:
+def test_compression_flags_equal_those_of_rocketmq() -> None:
     assert FLAGS == {Compression.LZ4: 0x101, Compression.ZSTD: 0x201, Compression.ZLIB: 0x301}
     assert with_compression(0x7F8, Compression.LZ4) == 0x1F9
     assert without_compression(0x3FD) == 0x0FC
 
 
-def test_old_clients_mean_zlib() -> None:
+def test_a_missing_compression_type_is_zlib() -> None:
     assert decompress(zlib.compress(b"x"), 0x001, limit=10) == b"x"
 
 
-def test_body_that_is_not_compressed_stays() -> None:
+def test_uncompressed_body_is_unchanged() -> None:
     assert decompress(b"plain", 0x300, limit=1) == b"plain"
 
 
@@ -72,7 +72,7 @@ def test_limit_is_exact(kind: Compression) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_bomb_takes_no_more_memory_than_the_limit(kind: Compression) -> None:
+def test_decompression_bomb_uses_no_more_memory_than_the_limit(kind: Compression) -> None:
     bomb = compress(bytes(200 * MIB), kind)
     limit = 4 * MIB
     tracemalloc.start()
@@ -108,7 +108,7 @@ def test_second_frame_is_refused(kind: Compression) -> None:
 
 
 @given(st.sampled_from(KINDS), st.binary(max_size=200), st.data())
-def test_damage_raises_nothing_but_compression_error(
+def test_damaged_data_raises_only_compression_error(
     kind: Compression, body: bytes, data: st.DataObject
 ) -> None:
     packed = bytearray(compress(body, kind))
@@ -119,7 +119,7 @@ def test_damage_raises_nothing_but_compression_error(
                 decompress(text, FLAGS[other], limit=1000)
 
 
-def test_lz4_blocks_stand_alone() -> None:
+def test_lz4_blocks_are_independent() -> None:
     # RocketMQ's reader knows no linked blocks.
     info = lz4.frame.get_frame_info(compress(bytes(9 * MIB), Compression.LZ4))
     assert not info["block_linked"]
@@ -135,12 +135,12 @@ def test_lz4_blocks_stand_alone() -> None:
         (Compression.ZSTD, 10**20),
     ],
 )
-def test_impossible_level_is_refused(kind: Compression, level: int) -> None:
+def test_invalid_level_is_refused(kind: Compression, level: int) -> None:
     with pytest.raises(CompressionError):
         compress(b"x", kind, level)
 
 
-def test_stalled_stream_is_taken_for_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_stream_is_treated_as_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stalled:
         eof = False
         unused_data = b""

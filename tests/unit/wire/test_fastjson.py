@@ -77,12 +77,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "value"), ACCEPTED)
-def test_accepts_what_fastjson_accepts(text: str, value: Any) -> None:
+def test_values_accepted_by_fastjson_are_accepted(text: str, value: Any) -> None:
     assert fastjson.read(text.encode()) == value
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_refuses_with_body_error(text: str) -> None:
+def test_invalid_json_raises_body_error(text: str) -> None:
     with pytest.raises(BodyError):
         fastjson.decode(text.encode(), dict[str, Any])
 
@@ -108,12 +108,12 @@ def test_objects_as_keys(text: bytes) -> None:
     assert fastjson.decode(text, ResetOffsetBody).offset_table == {QUEUE: 7}
 
 
-def test_name_in_braces_that_holds_no_object_stays_a_name() -> None:
+def test_name_in_braces_that_is_not_an_object_stays_a_name() -> None:
     assert fastjson.read(b"{'{x}':1}", quoted_objects=True) == {"{x}": 1}
     assert fastjson.decode(b"{'{}':1}", dict[str, int]) == {"{}": 1}
 
 
-def test_writes_bare_keys_and_quotes_them_when_strict() -> None:
+def test_keys_are_unquoted_and_quoted_when_strict() -> None:
     value = ResetOffsetBody(offset_table={QUEUE: 7})
     key = '{"brokerName":"b","queueId":0,"topic":"t"}'
     assert fastjson.encode(value) == b'{"offsetTable":{%s:7}}' % key.encode()
@@ -122,7 +122,7 @@ def test_writes_bare_keys_and_quotes_them_when_strict() -> None:
     assert fastjson.encode_strict({0: "a"}) == b'{"0":"a"}'
 
 
-def test_escapes_as_fastjson_does() -> None:
+def test_escapes_equal_those_of_fastjson() -> None:
     text = 't/é\x07\x7f\x85\u2028\x0b"\\\n🚀'
     assert fastjson.encode(text).decode() == (
         '"t/é\\u0007\\u007F\\u0085\\u2028\\u000B\\"\\\\\\n🚀"'
@@ -132,7 +132,7 @@ def test_escapes_as_fastjson_does() -> None:
     )
 
 
-def test_pretty_form_of_fastjson() -> None:
+def test_pretty_form_equals_that_of_fastjson() -> None:
     value = {"e": {}, "l": ["x", None], "m": {0: 1, 1: 2}, "s": frozenset({"q", "p"}), "t": (1, 2)}
     assert fastjson.encode_pretty(value).decode() == (
         '{\n\t"e":{},\n\t"l":[\n\t\t"x",\n\t\tnull\n\t],\n\t"m":{0:1,1:2\n\t},'
@@ -140,7 +140,7 @@ def test_pretty_form_of_fastjson() -> None:
     )
 
 
-def test_omits_none_and_sorts_members() -> None:
+def test_none_is_omitted_and_members_are_sorted() -> None:
     class Pair(msgspec.Struct):
         zulu: int
         alpha: str | None
@@ -152,19 +152,19 @@ def test_omits_none_and_sorts_members() -> None:
 
 
 @given(values)
-def test_tolerant_reader_reads_all_of_strict_json(value: Any) -> None:
+def test_tolerant_decoder_accepts_strict_json(value: Any) -> None:
     assert fastjson.read(json.dumps(value).encode()) == without_nulls(value)
 
 
 @given(values)
-def test_what_is_written_is_read_back(value: Any) -> None:
+def test_values_round_trip(value: Any) -> None:
     for encode in (fastjson.encode, fastjson.encode_pretty, fastjson.encode_strict):
         assert fastjson.read(encode(value)) == without_nulls(value)
     assert json.loads(fastjson.encode_strict(value)) == without_nulls(value)
 
 
 @given(st.binary(max_size=80) | st.text(alphabet="{}[]:,'\"\\u01-.aeE$ \n", max_size=80))
-def test_rubbish_raises_nothing_but_body_error(data: bytes | str) -> None:
+def test_arbitrary_text_raises_only_body_error(data: bytes | str) -> None:
     text = data.encode() if isinstance(data, str) else data
     for kind in (HeartbeatData, ResetOffsetBody, dict[str, Any], list[int]):
         with contextlib.suppress(BodyError):
@@ -178,7 +178,7 @@ def test_deep_nesting_is_refused(opening: str, count: int) -> None:
         fastjson.decode(opening.encode() * count, dict[str, Any])
 
 
-def test_depth_limit_holds_for_strict_json_in_unknown_members() -> None:
+def test_depth_limit_applies_to_strict_json_in_unknown_members() -> None:
     def nested(depth: int) -> bytes:
         return b'{"clientID":"[[[","x":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
 
@@ -190,7 +190,7 @@ def test_depth_limit_holds_for_strict_json_in_unknown_members() -> None:
     assert fastjson.decode(wide, HeartbeatData).client_id == 'a"]'
 
 
-def test_deep_values_are_not_written() -> None:
+def test_deeply_nested_values_are_not_encoded() -> None:
     value: Any = []
     for _ in range(100_000):
         value = [value]
@@ -200,7 +200,7 @@ def test_deep_values_are_not_written() -> None:
         value = value[0]
 
 
-def test_size_limits_name_figure_and_limit() -> None:
+def test_size_errors_name_the_size_and_the_limit() -> None:
     with pytest.raises(BodyError) as caught:
         fastjson.decode(b'{"clientID":"c"}', HeartbeatData, bytes_max=10)
     assert (caught.value.figure, caught.value.limit) == (16, 10)
@@ -210,7 +210,7 @@ def test_size_limits_name_figure_and_limit() -> None:
     assert fastjson.decode(b'{"clientID":"c"}', HeartbeatData, loose_bytes_max=10)
 
 
-def test_unwritable_values_are_body_errors() -> None:
+def test_values_that_can_not_be_encoded_raise_body_error() -> None:
     with pytest.raises(BodyError):
         fastjson.encode("\ud800")
     with pytest.raises(BodyError):

@@ -79,7 +79,7 @@ def frame_with(*fields: tuple[bytes, bytes], encoding: int) -> bytes:
 
 @ENCODINGS
 @given(command=commands)
-def test_what_is_encoded_is_read_back(encoding: int, command: Command) -> None:
+def test_frames_round_trip(encoding: int, command: Command) -> None:
     request = read_frame(encode(**command, encoding=encoding))
     assert request.encoding == encoding
     assert seen(request) == expected(command, encoding)
@@ -98,7 +98,7 @@ def test_json_carries_codes_that_binary_can_not(command: Command, code: int) -> 
 
 
 @given(found=st.lists(st.tuples(commands, st.sampled_from((JSON, BINARY))), max_size=6))
-def test_frames_of_one_buffer_follow_each_other(found: list[tuple[Command, int]]) -> None:
+def test_consecutive_frames_of_one_buffer_are_decoded(found: list[tuple[Command, int]]) -> None:
     frames = [encode(**command, encoding=encoding) for command, encoding in found]
     request = bound(b"".join(frames) + b"\x00\x00")
     at, end = 0, sum(map(len, frames)) + 2
@@ -112,7 +112,7 @@ def test_frames_of_one_buffer_follow_each_other(found: list[tuple[Command, int]]
 
 @ENCODINGS
 @given(command=commands)
-def test_a_frame_that_arrives_byte_by_byte_never_asks_for_more_than_it_has(
+def test_a_frame_that_arrives_byte_by_byte_is_decoded_when_complete(
     encoding: int, command: Command
 ) -> None:
     frame = encode(**command, encoding=encoding)
@@ -128,7 +128,7 @@ def test_a_frame_that_arrives_byte_by_byte_never_asks_for_more_than_it_has(
 
 @ENCODINGS
 @given(command=commands, have=st.integers(0, 20))
-def test_two_rounds_of_the_missing_bytes_complete_a_frame(
+def test_a_frame_is_complete_after_reading_the_missing_bytes_twice(
     encoding: int, command: Command, have: int
 ) -> None:
     frame = encode(**command, encoding=encoding)
@@ -141,7 +141,7 @@ def test_two_rounds_of_the_missing_bytes_complete_a_frame(
     assert rounds <= 2
 
 
-def test_a_request_forgets_the_frame_before() -> None:
+def test_a_request_keeps_nothing_of_the_previous_frame() -> None:
     first = encode(9, {"a": "1", "name": "x"}, b"body", opaque=5, flag=2, remark="r")
     second = frame_of(b"{}", encoding=JSON)
     request = bound(first + second)
@@ -154,7 +154,7 @@ def test_a_request_forgets_the_frame_before() -> None:
 
 @ENCODINGS
 @pytest.mark.parametrize("flag", range(5))
-def test_flags_tell_responses_and_one_way_requests(encoding: int, flag: int) -> None:
+def test_flags_distinguish_responses_and_one_way_requests(encoding: int, flag: int) -> None:
     request = read_frame(encode(1, flag=flag, encoding=encoding))
     assert request.is_response() == (flag in (1, 3))
     assert request.is_oneway() == (flag in (2, 3))
@@ -170,7 +170,7 @@ def test_flags_tell_responses_and_one_way_requests(encoding: int, flag: int) -> 
         max_size=10,
     )
 )
-def test_of_fields_of_one_name_the_last_wins(
+def test_the_last_of_duplicate_fields_is_used(
     encoding: int, fields: list[tuple[bytes, bytes]]
 ) -> None:
     request = read_frame(frame_with(*fields, encoding=encoding))
@@ -195,7 +195,7 @@ def number_of(text: bytes, encoding: int) -> int:
 
 @ENCODINGS
 @given(value=st.integers(-(1 << 63), I64_MAX), zeros=st.integers(0, 25), plus=st.booleans())
-def test_numbers_read_as_java_reads_them(encoding: int, value: int, zeros: int, plus: bool) -> None:
+def test_numbers_are_parsed_as_by_java(encoding: int, value: int, zeros: int, plus: bool) -> None:
     sign = "-" if value < 0 else "+" if plus else ""
     assert number_of(f"{sign}{'0' * zeros}{abs(value)}".encode(), encoding) == value
 
@@ -209,7 +209,7 @@ def test_numbers_read_as_java_reads_them(encoding: int, value: int, zeros: int, 
         (b"+9223372036854775807", I64_MAX), (b"0" * 6000 + b"12", 12),
     ],
 )  # fmt: skip
-def test_unusual_numbers_are_numbers(encoding: int, text: bytes, value: int) -> None:
+def test_unusual_forms_of_numbers_are_accepted(encoding: int, text: bytes, value: int) -> None:
     assert number_of(text, encoding) == value
 
 
@@ -222,18 +222,18 @@ def test_unusual_numbers_are_numbers(encoding: int, text: bytes, value: int) -> 
         b"9" * 6000, b"-" + b"9" * 6000, b"1" * 18 + b"x",
     ],
 )  # fmt: skip
-def test_what_java_can_not_parse_is_no_number(encoding: int, text: bytes) -> None:
+def test_text_that_java_can_not_parse_is_not_a_number(encoding: int, text: bytes) -> None:
     with pytest.raises(HeaderError, match="not a 64-bit number"):
         number_of(text, encoding)
 
 
-def test_an_empty_text_is_no_number() -> None:
+def test_an_empty_text_is_not_a_number() -> None:
     with pytest.raises(HeaderError, match="not a 64-bit number"):
         number_of(b"", JSON)
 
 
 @ENCODINGS
-def test_required_numbers_name_the_field_that_is_missing(encoding: int) -> None:
+def test_the_error_for_a_missing_number_names_the_field(encoding: int) -> None:
     request = read_frame(frame_with((b"queueId", b"2147483648"), encoding=encoding))
     with pytest.raises(HeaderError, match="queueOffset is missing"):
         request.i64(b"queueOffset")
@@ -246,7 +246,7 @@ def test_required_numbers_name_the_field_that_is_missing(encoding: int) -> None:
 
 @ENCODINGS
 @pytest.mark.parametrize("value", [-0x80000000, -1, 0x7FFFFFFF])
-def test_i32_reaches_to_its_bounds(encoding: int, value: int) -> None:
+def test_i32_accepts_its_full_range(encoding: int, value: int) -> None:
     request = read_frame(frame_with((b"queueId", str(value).encode()), encoding=encoding))
     assert request.i32(b"queueId") == value
 
@@ -267,7 +267,7 @@ def test_only_true_in_any_case_is_true(encoding: int, text: bytes, truth: bool) 
     assert request.truth(-1) is False
 
 
-def test_the_frame_limit_is_named_as_soon_as_the_length_is_there() -> None:
+def test_a_frame_over_the_limit_is_refused_as_soon_as_its_length_is_known() -> None:
     data = FRAME_BYTES_MAX.to_bytes(4, "big")
     for have in range(4):
         assert bound(data).read(0, have) == 0
@@ -279,7 +279,7 @@ def test_the_frame_limit_is_named_as_soon_as_the_length_is_there() -> None:
 
 
 @ENCODINGS
-def test_frame_and_header_limits_hold_to_the_byte(encoding: int) -> None:
+def test_frame_and_header_limits_are_exact(encoding: int) -> None:
     frame = encode(1, {"a": "b"}, b"body", encoding=encoding)
     header_length = len(frame) - 8 - len(b"body")
     read_frame(frame, frame_bytes_max=len(frame), header_bytes_max=header_length)
@@ -291,7 +291,7 @@ def test_frame_and_header_limits_hold_to_the_byte(encoding: int) -> None:
 
 
 @pytest.mark.parametrize("length", [-0x80000000, -1, 0, 3])
-def test_a_length_that_holds_no_header_mark_is_refused(length: int) -> None:
+def test_a_length_without_space_for_the_header_length_is_refused(length: int) -> None:
     data = length.to_bytes(4, "big", signed=True) + bytes(8)
     for have in (4, 8, 12):
         with pytest.raises(FrameError, match=f"invalid frame length {length}"):
@@ -299,14 +299,14 @@ def test_a_length_that_holds_no_header_mark_is_refused(length: int) -> None:
 
 
 @pytest.mark.parametrize("header_length", [1, 5, HEADER_BYTES_MAX, 0xFFFFFF])
-def test_a_header_longer_than_its_frame_is_refused_at_its_mark(header_length: int) -> None:
+def test_a_header_longer_than_its_frame_is_refused(header_length: int) -> None:
     data = (4).to_bytes(4, "big") + header_length.to_bytes(4, "big")
     with pytest.raises(FrameError, match=f"header of {header_length} bytes in a frame of 4"):
         bound(data).read(0, 8)
 
 
 @pytest.mark.parametrize("encoding", [2, 3, 127, 128, 255])
-def test_an_unknown_encoding_is_refused_at_the_mark(encoding: int) -> None:
+def test_an_unknown_encoding_is_refused(encoding: int) -> None:
     data = frame_of(b"", encoding=encoding)
     with pytest.raises(FrameError, match=f"unknown header encoding {encoding}"):
         bound(data).read(0, 8)
@@ -320,7 +320,7 @@ def test_the_number_of_fields_is_limited(encoding: int) -> None:
         read_frame(frame_with(*fields, encoding=encoding))
 
 
-def test_a_released_request_keeps_no_hold_of_its_buffer() -> None:
+def test_a_released_request_keeps_no_reference_to_its_buffer() -> None:
     frame = encode(1, {"a": '"'}, encoding=JSON)
     room = bytearray(frame)
     request = Request()

@@ -70,7 +70,7 @@ def as_text(value: Any) -> str:
     indent=st.sampled_from((None, 0, 3, "\t", "\r\n")),
     ext_first=st.booleans(),
 )
-def test_any_json_object_is_read_as_pythons_reader_reads_it(
+def test_json_headers_are_decoded_as_by_the_json_module(
     ext: dict[str, Any], strange: dict[str, Any], code: int, ascii_only: bool, indent: Any,
     ext_first: bool,
 ) -> None:  # fmt: skip
@@ -83,7 +83,7 @@ def test_any_json_object_is_read_as_pythons_reader_reads_it(
     assert request.body() == b"xyz"
 
 
-def test_whitespace_may_stand_between_all_tokens() -> None:
+def test_whitespace_is_accepted_between_tokens() -> None:
     request = read_frame(header(' \t\r\n{ "code" : 5 , "extFields" : { "a" : "b" , "c" : 1 } } \n'))
     assert (request.code, request.ext()) == (5, {"a": "b", "c": "1"})
 
@@ -129,7 +129,7 @@ def test_an_unknown_language_is_other() -> None:
         ("raw \x01 tab \t", "raw \x01 tab \t"),
     ],
 )
-def test_escapes_are_undone(escaped: str, text: str) -> None:
+def test_escapes_are_decoded(escaped: str, text: str) -> None:
     assert ext_of(f'"before":"x","{escaped}k":"{escaped}","after":"y"') == {
         "before": "x",
         f"{text}k": text,
@@ -145,7 +145,7 @@ def test_bytes_that_are_not_utf8_are_replaced() -> None:
 
 
 @pytest.mark.parametrize("brackets", ["[]", "{}"])
-def test_unknown_members_are_skipped_to_a_depth(brackets: str) -> None:
+def test_unknown_members_are_skipped_up_to_a_depth(brackets: str) -> None:
     def nested_to(depth: int) -> bytes:
         inside = '"x":' if brackets == "{}" else ""
         value = (brackets[0] + inside) * (depth - 1) + brackets + brackets[1] * (depth - 1)
@@ -175,7 +175,7 @@ def test_brackets_inside_skipped_strings_do_not_count() -> None:
         r'{"a":"\"\ud83d\u', r'{"a":"\"\ud83d\u123', '{"u":[', '{"u":[[]', '{"u":["]', '{"u":',
     ],
 )  # fmt: skip
-def test_what_is_no_header_is_refused(text: str) -> None:
+def test_invalid_headers_are_refused(text: str) -> None:
     found = outcome(frame_of(text.encode(), encoding=JSON))  # nothing between it and the guards
     assert found[0] is HeaderError
     assert outcome(header(text)) == found
@@ -188,14 +188,14 @@ def test_a_binary_header_shorter_than_its_fixed_part_is_refused(length: int) -> 
 
 @pytest.mark.parametrize("edited", [-0x80000000, -1, 1, 0x7FFF, 0x7FFFFFFF])
 @pytest.mark.parametrize("at", [13, 17, 23], ids=["remark", "fields", "value"])
-def test_lengths_inside_a_binary_header_must_fit(at: int, edited: int) -> None:
+def test_lengths_that_exceed_a_binary_header_are_refused(at: int, edited: int) -> None:
     plain = bytearray(frame_with((b"", b""), encoding=BINARY))
     assert outcome(bytes(plain))[:2] == (len(plain), BINARY)
     plain[8 + at : 12 + at] = edited.to_bytes(4, "big", signed=True)
     assert outcome(bytes(plain))[0] is HeaderError
 
 
-def test_a_field_must_fit_the_fields_of_a_binary_header() -> None:
+def test_a_field_that_exceeds_the_fields_of_a_binary_header_is_refused() -> None:
     """Every length of the fields with every length of a name: `ext` is the last of the buffer."""
     for length in range(1, 14):
         for name_length in (-1, *range(16)):
@@ -230,7 +230,9 @@ def test_every_truncation_waits_for_the_rest(encoding: int) -> None:
 
 
 @ENCODINGS
-def test_every_truncation_that_claims_to_be_whole_is_refused_or_read(encoding: int) -> None:
+def test_every_truncation_with_a_corrected_length_decodes_or_raises_a_wire_error(
+    encoding: int,
+) -> None:
     frame = SAMPLES[encoding]
     header_length = len(frame) - 8 - len(b"body")
     for length in range(header_length):
@@ -279,7 +281,7 @@ tokens = st.sampled_from(
 
 
 @given(pieces=st.lists(st.lists(tokens, max_size=24), min_size=8, max_size=8), open_=st.booleans())
-def test_any_soup_of_json_tokens_decodes_or_raises_a_wire_error(
+def test_any_sequence_of_json_tokens_decodes_or_raises_a_wire_error(
     pieces: list[list[str]], open_: bool
 ) -> None:
     for piece in pieces:

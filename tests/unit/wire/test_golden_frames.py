@@ -45,7 +45,7 @@ def data_of(case: Case, name: str = "hex") -> bytes:
 
 @pytest.mark.parametrize(("form", "encoding"), [("json", JSON), ("rocketmq", BINARY)])
 @each("frames")
-def test_frames_are_read_to_what_java_was_given(
+def test_frames_are_decoded_to_the_input_of_java(
     version: str, case: Case, form: str, encoding: int
 ) -> None:
     request = read_frame(data_of(case, form))
@@ -98,7 +98,7 @@ def test_binary_frames_are_written_as_java_writes_them(version: str, case: Case)
 
 
 @each("records", "store_records")
-def test_records_are_read_to_what_java_was_given(version: str, case: Case) -> None:
+def test_records_are_decoded_to_the_input_of_java(version: str, case: Case) -> None:
     data = data_of(case)
     message = decode_message(data)
     assert decode_messages(data + data) == [message, message]
@@ -161,7 +161,7 @@ def test_records_are_written_as_java_writes_them(version: str, case: Case) -> No
 
 
 @each("batches")
-def test_batches_are_walked_to_what_java_was_given(version: str, case: Case) -> None:
+def test_batches_are_decoded_to_the_input_of_java(version: str, case: Case) -> None:
     data = bytearray(data_of(case))
     record, walk = Record(), BatchWalk()
     record.bind(memoryview(data))
@@ -209,7 +209,7 @@ def test_tags_hash_as_in_java(version: str, case: Case) -> None:
 
 
 @each("crcs")
-def test_crcs_are_those_of_java(version: str, case: Case) -> None:
+def test_crcs_equal_those_of_java(version: str, case: Case) -> None:
     body = data_of(case, "body")
     assert octets.crc31(body, 0, len(body)) == case["crc32"]
     record = Record()
@@ -221,7 +221,7 @@ def test_crcs_are_those_of_java(version: str, case: Case) -> None:
 
 
 @each("offset_ids")
-def test_message_ids_are_those_of_java(version: str, case: Case) -> None:
+def test_message_ids_equal_those_of_java(version: str, case: Case) -> None:
     record = Record()
     record.fill(b"t", b"")
     record.store_host = ip_address(case["host"]).packed + case["port"].to_bytes(4, "big")

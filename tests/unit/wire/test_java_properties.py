@@ -36,17 +36,17 @@ LINES = [
 
 
 @pytest.mark.parametrize(("data", "values"), LINES)
-def test_text_is_read_as_java_reads_it(data: bytes, values: dict[str, str]) -> None:
+def test_text_is_parsed_as_by_java(data: bytes, values: dict[str, str]) -> None:
     assert parse_properties(data) == values
 
 
 @pytest.mark.parametrize("data", [b"ok=1\nbad=\\u12", b"ok=1\nbad=\\u12zz"])
-def test_a_broken_escape_is_named_with_its_line(data: bytes) -> None:
+def test_an_invalid_escape_is_reported_with_its_line(data: bytes) -> None:
     with pytest.raises(BodyError, match="line 2"):
         parse_properties(data)
 
 
-def test_what_is_written_can_be_read_by_people() -> None:
+def test_written_text_is_readable() -> None:
     values = {"namesrvAddr": "a:1;b:2", "deleteWhen": "04", "empty": "", "城": "#x = y"}
     written = b"deleteWhen=04\nempty=\nnamesrvAddr=a:1;b:2\n\\u57CE=#x = y\n"
     assert format_properties(values) == written
@@ -58,13 +58,13 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 @given(st.dictionaries(TEXT, TEXT))
 @example({" a=b:c#d!": " \t\n\r\f\\ "})
 @example({"": "😀\x00\x7f\x85"})
-def test_what_is_written_is_read_back(values: dict[str, str]) -> None:
+def test_properties_round_trip(values: dict[str, str]) -> None:
     data = format_properties(values)
     assert data.isascii()
     assert parse_properties(data) == values
 
 
 @given(st.binary())
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
     with contextlib.suppress(BodyError):
         parse_properties(data)

@@ -17,7 +17,7 @@ FUNCTIONS = [name for name, value in vars(layout).items() if getattr(value, "__c
 ARGUMENTS = (0, layout.BORN_HOST_V6, layout.STORE_HOST_V6, 0x30, layout.MAGIC_V1, layout.MAGIC_V2)
 
 
-def test_python_and_c_name_the_same_things() -> None:
+def test_python_and_c_have_the_same_names() -> None:
     declared = Path(layout.__file__).with_suffix(".pxd").read_text()
     assert re.findall(r"^    ([A-Z0-9_]+) = ", declared, re.M) == list(CONSTANTS)
     assert re.findall(r"^cdef inline int (\w+)\(", declared, re.M) == FUNCTIONS
@@ -38,7 +38,7 @@ def test_python_and_c_have_the_same_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("born", [8, 20])
 @pytest.mark.parametrize("store", [8, 20])
-def test_fields_of_a_record_lie_where_the_layout_says(born: int, store: int) -> None:
+def test_a_record_has_its_fields_at_the_offsets_of_the_layout(born: int, store: int) -> None:
     message = {**PLAIN, "born_host": b"b" * born, "store_host": b"s" * store}
     data = encoded(message)
 
@@ -64,7 +64,7 @@ def test_fields_of_a_record_lie_where_the_layout_says(born: int, store: int) -> 
     assert data[body_at:].startswith(message["body"])
 
 
-def test_bits_of_the_system_flag_are_those_of_the_codes() -> None:
+def test_system_flag_bits_equal_those_of_the_codes() -> None:
     assert codes.SYS_BORN_HOST_V6 == layout.BORN_HOST_V6
     assert codes.SYS_STORE_HOST_V6 == layout.STORE_HOST_V6
 

@@ -30,7 +30,7 @@ dicts = st.dictionaries(property_texts.filter(len), property_texts.filter(len), 
 
 
 @given(message=messages)
-def test_a_stored_record_becomes_a_message(message: Message) -> None:
+def test_a_stored_record_is_decoded(message: Message) -> None:
     data = encoded(message)
     found = decode_message(data)
     assert {name: getattr(found, name) for name in NUMBERS} == {
@@ -45,7 +45,7 @@ def test_a_stored_record_becomes_a_message(message: Message) -> None:
 
 
 @given(many=st.lists(messages, max_size=5), before=st.binary(max_size=9))
-def test_records_one_after_another_are_all_read(many: list[Message], before: bytes) -> None:
+def test_consecutive_records_are_decoded(many: list[Message], before: bytes) -> None:
     pieces = [encoded(message) for message in many]
     found = decode_messages(b"".join(pieces))
     assert found == [decode_message(piece) for piece in pieces]
@@ -56,7 +56,7 @@ def test_records_one_after_another_are_all_read(many: list[Message], before: byt
         at += message.size
 
 
-def test_ids_keys_and_tags_come_from_the_properties() -> None:
+def test_ids_keys_and_tags_are_read_from_the_properties() -> None:
     found = decode_message(encoded({**PLAIN, "properties": b"KEYS\x01k1  k2\x02TAGS\x01a b\x02"}))
     assert (found.tags, found.keys, found.unique_id) == ("a b", ["k1", "k2"], None)
     offset_id = encode_offset_id(PLAIN["store_host"][:4], 10911, 123456)
@@ -68,12 +68,12 @@ def test_ids_keys_and_tags_come_from_the_properties() -> None:
 
 
 @given(host=hosts)
-def test_the_offset_id_holds_any_host_of_the_broker(host: bytes) -> None:
+def test_the_offset_id_supports_ipv4_and_ipv6_hosts(host: bytes) -> None:
     found = decode_message(encoded({**PLAIN, "store_host": host}))
     assert found.offset_id == host.hex().upper() + "000000000001E240"
 
 
-def test_what_is_not_utf8_is_replaced() -> None:
+def test_invalid_utf8_is_replaced() -> None:
     found = decode_message(encoded({**PLAIN, "topic": b"t\xff", "properties": b"k\xfe\x01v\xc3"}))
     assert (found.topic, found.properties) == ("t\ufffd", {"k\ufffd": "v\ufffd"})
 
@@ -100,7 +100,7 @@ def test_every_bit_flip_decodes_or_raises_a_record_error() -> None:
     assert refused >= 8 * (4 + 4 + 4 + 4 + len(PLAIN["body"]))  # size, magic, CRC, length, body
 
 
-def test_a_wrong_crc_may_be_overlooked_on_demand() -> None:
+def test_the_crc_check_can_be_disabled() -> None:
     data = bytearray(encoded(PLAIN))
     data[8:12] = bytes(4)
     for decode in (decode_message, decode_messages):
@@ -126,13 +126,13 @@ def test_a_wrong_crc_may_be_overlooked_on_demand() -> None:
         ),
     ],
 )
-def test_where_no_record_is_the_error_says_why(data: bytes, at: int, problem: str) -> None:
+def test_the_error_for_an_invalid_record_has_a_reason(data: bytes, at: int, problem: str) -> None:
     with pytest.raises(RecordError, match=problem):
         decode_message(data, at)
 
 
 @given(properties=dicts)
-def test_properties_survive_the_round_trip(properties: dict[str, str]) -> None:
+def test_properties_round_trip(properties: dict[str, str]) -> None:
     text = encode_properties(properties)
     assert decode_properties(text) == properties
     assert properties_as_java_reads_them(text.decode()) == properties
@@ -145,18 +145,18 @@ def test_properties_are_read_as_java_reads_them(text: str) -> None:
 
 
 @pytest.mark.parametrize("properties", [{"a\x01": "b"}, {"a\x02b": "c"}, {"a": "b\x02c"}])
-def test_properties_that_would_be_read_as_others_are_refused(properties: dict[str, str]) -> None:
+def test_ambiguous_properties_are_refused(properties: dict[str, str]) -> None:
     with pytest.raises(RecordError, match="separator"):
         encode_properties(properties)
     with pytest.raises(RecordError, match="separator"):
         encode_batch([(b"", 0, properties)])
 
 
-def test_a_name_separator_inside_a_value_is_harmless() -> None:
+def test_a_name_separator_inside_a_value_is_accepted() -> None:
     assert decode_properties(encode_properties({"a": "x\x01y"})) == {"a": "x\x01y"}
 
 
-def test_properties_have_a_limit() -> None:
+def test_the_size_of_properties_is_limited() -> None:
     longest = {"k": "v" * (PROPERTIES_BYTES_MAX - 3)}
     assert len(encode_properties(longest)) == PROPERTIES_BYTES_MAX
     with pytest.raises(RecordError, match="32768 bytes, the limit is 32767"):
@@ -168,19 +168,19 @@ def test_properties_have_a_limit() -> None:
         st.tuples(st.binary(max_size=20), st.integers(-(1 << 31), (1 << 31) - 1), dicts), max_size=4
     )
 )
-def test_a_batch_holds_its_messages(many: list[tuple[bytes, int, dict[str, str]]]) -> None:
+def test_a_batch_is_decoded(many: list[tuple[bytes, int, dict[str, str]]]) -> None:
     expected = [(flag, body, encode_properties(found)) for body, flag, found in many]
     assert encode_batch(many) == batch_of(*expected)
 
 
 @given(host=hosts)
-def test_hosts_survive_the_round_trip(host: bytes) -> None:
+def test_hosts_round_trip(host: bytes) -> None:
     text = decode_host(host)
     assert encode_host(text) == host
     assert encode_host(text.replace("[", "").replace("]", "")) == host  # as Java writes IPv6
 
 
-def test_hosts_are_written_for_people() -> None:
+def test_hosts_are_formatted_as_text() -> None:
     assert decode_host(bytes([10, 1, 2, 3, 0, 0, 42, 159])) == "10.1.2.3:10911"
     v6 = bytes.fromhex("20010db8000000000000000000000001")
     assert decode_host(v6 + (65535).to_bytes(4, "big")) == "[2001:db8::1]:65535"
@@ -190,7 +190,7 @@ def test_hosts_are_written_for_people() -> None:
     "text",
     ["", ":", "10.0.0.1", "10.0.0.1:", "10.0.0.1:x", "host:1", "10.0.0.1:2147483648", "[::1]"],
 )
-def test_what_is_no_host_is_refused(text: str) -> None:
+def test_invalid_hosts_are_refused(text: str) -> None:
     with pytest.raises(RecordError, match="not an address and a port"):
         encode_host(text)
 

@@ -44,7 +44,7 @@ def test_offset_id_round_trip(ip: bytes, port: int, offset: int) -> None:
 
 
 @given(st.text(max_size=60) | st.text("0123456789ABCDEFabcdef G-", min_size=32, max_size=32))
-def test_other_text_raises_nothing_but_header_error(text: str) -> None:
+def test_invalid_offset_ids_raise_only_header_error(text: str) -> None:
     for decode in (decode_offset_id, decode_unique_id):
         with contextlib.suppress(HeaderError):
             decode(text)
@@ -63,7 +63,7 @@ def test_other_text_raises_nothing_but_header_error(text: str) -> None:
         "7F00000100002A9FFFFFFFFFFFFFFFFF",  # offset
     ],
 )
-def test_what_is_no_offset_id(text: str) -> None:
+def test_text_that_is_not_an_offset_id_is_refused(text: str) -> None:
     with pytest.raises(HeaderError):
         decode_offset_id(text)
 
@@ -75,7 +75,7 @@ def test_what_is_no_offset_id(text: str) -> None:
     st.datetimes(datetime(1980, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)),
     st.sampled_from([UTC, timezone(timedelta(hours=8)), ZoneInfo("America/New_York")]),
 )
-def test_unique_id_tells_when_and_where(
+def test_unique_id_has_time_and_address(
     ip: bytes, pid: int, loader: int, now: datetime, zone: timezone | ZoneInfo
 ) -> None:
     now_ms = round(now.timestamp() * 1000)
@@ -99,14 +99,14 @@ def test_unique_ids_differ_within_a_millisecond() -> None:
     assert ids.next(ms(2024, 5, 5)) == made[0]
 
 
-def test_time_inside_starts_again_each_month() -> None:
+def test_the_time_in_a_unique_id_restarts_each_month() -> None:
     ids = UniqueIds(LOCALHOST, pid=1, loader=2, zone=UTC)
     moments = [ms(2024, 1, 31, 23, 59, 59), ms(2024, 2, 1), ms(2024, 2, 29), ms(2024, 3, 1, 0, 1)]
     spans = [decode_unique_id(ids.next(moment)).ms for moment in moments]
     assert spans == [31 * 86_400_000 - 1000, 0, 28 * 86_400_000, 60_000]
 
 
-def test_clock_that_steps_back() -> None:
+def test_unique_ids_follow_a_clock_that_is_set_back() -> None:
     ids = UniqueIds(LOCALHOST, pid=1, loader=2, zone=UTC)
     start = ms(2024, 2, 1)
     assert decode_unique_id(ids.next(start)).ms == 0

@@ -94,7 +94,7 @@ def test_numbers_are_written_big_endian(side: Octets, bits: int, data: st.DataOb
 
 
 @given(span=spans)
-def test_copy_and_zero_change_their_range_only(side: Octets, span: tuple[bytes, int, int]) -> None:
+def test_copy_and_zero_change_only_their_range(side: Octets, span: tuple[bytes, int, int]) -> None:
     data, at, end = span
     room = guarded(end - at)
     side.copy(room, 8, data, at, end - at)
@@ -106,7 +106,7 @@ def test_copy_and_zero_change_their_range_only(side: Octets, span: tuple[bytes, 
 
 
 @given(span=spans, flip=st.integers(0, 63))
-def test_same_and_matches_compare_their_range_only(
+def test_same_and_matches_compare_only_their_range(
     side: Octets, span: tuple[bytes, int, int], flip: int
 ) -> None:
     data, at, end = span
@@ -120,7 +120,7 @@ def test_same_and_matches_compare_their_range_only(
 
 
 @given(text=st.binary(max_size=40))
-def test_put_bytes_and_put_hex_bytes_return_what_they_took(side: Octets, text: bytes) -> None:
+def test_put_bytes_and_put_hex_bytes_return_their_length(side: Octets, text: bytes) -> None:
     room = guarded(len(text))
     assert side.put_bytes(room, 8, text) == len(text)
     assert room[8:-8] == text
@@ -158,7 +158,7 @@ def test_numbers_become_decimal_and_hex_text(side: Octets, value: int) -> None:
 
 
 @given(span=spans, byte=st.sampled_from((0, 1, 2, 34, 92, 128, 255)))
-def test_find_is_the_first_hit_within_the_range(
+def test_find_returns_the_first_hit_within_the_range(
     side: Octets, span: tuple[bytes, int, int], byte: int
 ) -> None:
     data, at, end = span
@@ -192,7 +192,7 @@ def test_checksums_of_longer_pieces(side: Octets) -> None:
         assert side.crc31(data, at, length) == zlib.crc32(data[at : at + length]) & 0x7FFFFFFF
 
 
-def test_one_high_byte_is_not_ascii_wherever_it_stands(side: Octets) -> None:
+def test_a_high_byte_at_any_position_is_not_ascii(side: Octets) -> None:
     for length in LENGTHS:
         for high in range(length):
             data = bytearray(b"\xff" * 2 + b"a" * length + b"\xff" * 2)
@@ -202,7 +202,7 @@ def test_one_high_byte_is_not_ascii_wherever_it_stands(side: Octets) -> None:
 
 
 @given(text=st.text(st.characters(max_codepoint=127), min_size=40, max_size=40))
-def test_ascii_hash_is_javas_and_goes_on_from_any_beginning(side: Octets, text: str) -> None:
+def test_ascii_hash_equals_that_of_java_and_can_be_continued(side: Octets, text: str) -> None:
     data = text.encode()
     for length in LENGTHS:
         assert side.ascii_hash(data, 0, length, 0) == java_hash(text[:length])

@@ -65,7 +65,7 @@ def check(request: Request, wanted: Response) -> None:
 
 
 @given(many=st.lists(responses, max_size=6), capacity=st.integers(0, 300))
-def test_responses_gather_and_are_read_back(many: list[Response], capacity: int) -> None:
+def test_several_responses_are_read_back(many: list[Response], capacity: int) -> None:
     output = Output(capacity)
     for wanted in many:
         write(output, wanted)
@@ -92,7 +92,7 @@ def test_a_json_response_is_json(wanted: Response) -> None:
     }  # fmt: skip
 
 
-def test_take_empties_the_output_and_keeps_its_room() -> None:
+def test_take_empties_the_output_and_keeps_its_capacity() -> None:
     output = Output(4096)
     assert output.take() == b""
     output.append(b"first")
@@ -103,7 +103,7 @@ def test_take_empties_the_output_and_keeps_its_room() -> None:
 
 
 @pytest.mark.parametrize("capacity", [0, 1, 2, 7, 64])
-def test_growing_keeps_what_has_gathered(capacity: int) -> None:
+def test_growing_keeps_the_content(capacity: int) -> None:
     output = Output(capacity)
     expected = b""
     for length in range(40):
@@ -142,7 +142,7 @@ def test_offset_ids_are_those_of_the_broker(host: bytes) -> None:
 
 
 @ENCODINGS
-def test_response_is_a_frame_that_says_so(encoding: int) -> None:
+def test_response_has_the_response_flag(encoding: int) -> None:
     frame = response(17, -9, encoding, ext={"k": "v"}, body=b"b", remark='no "topic"')
     request = read_frame(frame)
     assert request.is_response()
@@ -151,7 +151,7 @@ def test_response_is_a_frame_that_says_so(encoding: int) -> None:
 
 
 @ENCODINGS
-def test_encode_names_the_limit_that_a_frame_breaks(encoding: int) -> None:
+def test_encode_errors_name_the_exceeded_limit(encoding: int) -> None:
     length = len(encode(1, {"a": "b"}, b"body", encoding=encoding))
     fitting = encode(1, {"a": "b"}, b"body", encoding=encoding, frame_bytes_max=length)
     assert len(fitting) == length
@@ -160,7 +160,7 @@ def test_encode_names_the_limit_that_a_frame_breaks(encoding: int) -> None:
     assert (found.value.figure, found.value.limit) == (length, length - 1)
 
 
-def test_encode_refuses_what_binary_can_not_say() -> None:
+def test_encode_refuses_values_that_do_not_fit_the_binary_header() -> None:
     assert read_frame(encode(0x7FFF, {"k" * 0x7FFF: "v"}, encoding=BINARY)).code == 0x7FFF
     with pytest.raises(FrameError, match="32768 bytes, the limit is 32767"):
         encode(1, {"k" * 0x8000: "v"}, encoding=BINARY)
@@ -170,6 +170,6 @@ def test_encode_refuses_what_binary_can_not_say() -> None:
 
 
 @ENCODINGS
-def test_half_a_surrogate_pair_becomes_a_question_mark(encoding: int) -> None:
+def test_a_lone_surrogate_becomes_a_question_mark(encoding: int) -> None:
     request = read_frame(encode(1, {"a\ud83d": "\ude80b"}, encoding=encoding, remark="x\ud83d\n"))
     assert (request.ext(), request.remark()) == ({"a?": "?b"}, "x?\n")

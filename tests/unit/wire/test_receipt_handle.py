@@ -48,7 +48,7 @@ names = st.text(alphabet="abcXYZ019_-%|", min_size=1, max_size=20)
 keys = st.builds(QueueKey, kinds, ints)
 
 
-def test_a_receipt_of_java() -> None:
+def test_a_receipt_handle_of_java_is_parsed() -> None:
     receipt = parse_receipt(JAVA_RECEIPT)
     assert receipt == Receipt(100, 1_700_000_000_000, 60_000, 3, RetryKind.V2, "b", 2, 105)
     assert receipt.format() == JAVA_RECEIPT
@@ -57,14 +57,14 @@ def test_a_receipt_of_java() -> None:
     assert parse_receipt("5 1 2 999 0 b 0 5").ordered
 
 
-def test_a_receipt_without_the_messages_offset() -> None:
+def test_a_receipt_handle_without_a_message_offset_is_parsed() -> None:
     receipt = parse_receipt("5 1 2 3 0 b 0")
     assert receipt.queue_offset is None
     assert receipt.format() == "5 1 2 3 0 b 0"
 
 
 @given(st.builds(Receipt, longs, longs, longs, ints, kinds, names, ints, longs | st.none()))
-def test_receipts_come_back(receipt: Receipt) -> None:
+def test_receipt_handles_round_trip(receipt: Receipt) -> None:
     assert parse_receipt(receipt.format()) == receipt
 
 
@@ -84,19 +84,19 @@ def test_receipts_come_back(receipt: Receipt) -> None:
         "1 2 3 4 0 b 0 " + "9" * 10_000,
     ],
 )
-def test_texts_that_are_not_receipts_are_refused(text: str) -> None:
+def test_invalid_receipt_handles_are_refused(text: str) -> None:
     with pytest.raises(HeaderError):
         parse_receipt(text)
 
 
 @given(st.text())
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     for parse in (parse_receipt, parse_start_offsets, parse_message_offsets, parse_order_counts):
         with suppress(HeaderError):
             parse(text)
 
 
-def test_offsets_as_java_writes_them() -> None:
+def test_offsets_are_written_as_by_java() -> None:
     starts = {NORMAL_0: 5, QueueKey(RetryKind.V1, 0): 6}
     assert format_start_offsets(starts) == "0 0 5;1 0 6"
     assert parse_start_offsets("0 0 5;1 0 6") == starts
@@ -111,7 +111,7 @@ def test_offsets_as_java_writes_them() -> None:
 
 
 @given(st.dictionaries(keys, longs), st.dictionaries(keys, st.lists(longs, min_size=1)))
-def test_offsets_come_back(starts: dict[QueueKey, int], lists: dict[QueueKey, list[int]]) -> None:
+def test_offsets_round_trip(starts: dict[QueueKey, int], lists: dict[QueueKey, list[int]]) -> None:
     assert parse_start_offsets(format_start_offsets(starts)) == starts
     assert parse_message_offsets(format_message_offsets(lists)) == lists
 
@@ -139,7 +139,7 @@ def test_retry_topics_have_two_spellings() -> None:
 
 
 @given(names, names, kinds)
-def test_retry_topics_come_back(topic: str, group: str, kind: RetryKind) -> None:
+def test_retry_topics_round_trip(topic: str, group: str, kind: RetryKind) -> None:
     spelled = retry_topic(topic, group, kind)
     if not topic.startswith("%RETRY%"):
         assert plain_topic(spelled, group) == topic
@@ -160,7 +160,7 @@ JAVA_ACKS = (
 )  # fmt: skip
 
 
-def test_a_checkpoint_of_java() -> None:
+def test_a_checkpoint_of_java_is_decoded() -> None:
     point = decode_check_point(JAVA_CHECK_POINT)
     assert point == PopCheckPoint(
         start_offset=100, pop_time=1_700_000_000_000, invisible_time=60_000, num=3, queue_id=2,
@@ -176,14 +176,14 @@ def test_a_checkpoint_of_java() -> None:
     assert fastjson.encode(point) == JAVA_CHECK_POINT.replace(derived, b"")
 
 
-def test_an_old_checkpoint_has_no_distances() -> None:
+def test_a_checkpoint_without_distances_is_decoded() -> None:
     point = decode_check_point(b'{"so":5,"n":3,"rp":"x"}')
     assert list(point.offsets()) == [5, 6, 7]
     assert point.index_of(7) == 2
     assert point.tries() == 127
 
 
-def test_acknowledgements_of_java() -> None:
+def test_acks_of_java_are_decoded() -> None:
     ack = decode_ack(JAVA_ACK)
     assert ack == AckMsg(
         ack_offset=105, start_offset=100, consumer_group="g", topic="T", queue_id=2,
@@ -199,7 +199,7 @@ def test_acknowledgements_of_java() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"1", b'{"so":-1}', b'{"so":"x"}', b'{"q":1e99}'])
-def test_nonsense_is_no_record(data: bytes) -> None:
+def test_invalid_checkpoints_and_acks_are_refused(data: bytes) -> None:
     for decode in (decode_check_point, decode_ack, decode_acks):
         with pytest.raises(BodyError):
             decode(data)

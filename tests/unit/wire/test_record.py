@@ -41,7 +41,7 @@ def piece(stored: StoredRecord, at: int, length: int) -> bytes:
 
 
 @given(message=messages)
-def test_what_is_put_is_read_back(message: Message) -> None:
+def test_records_round_trip(message: Message) -> None:
     data = encoded(message)
     stored = stored_at(data)
     assert stored.size == len(data)
@@ -64,7 +64,7 @@ def test_what_is_put_is_read_back(message: Message) -> None:
 
 
 @given(message=messages)
-def test_put_writes_its_size_and_no_more(message: Message) -> None:
+def test_put_writes_exactly_its_size(message: Message) -> None:
     record = filled(message)
     assert record.prepare() == OK
     room = bytearray(b"\xa5" * (record.size + 20))
@@ -110,7 +110,7 @@ def test_limits_are_checked_before_anything_is_written(changed: Message, problem
         assert piece(stored, stored.properties_at, stored.properties_length) == expected
 
 
-def test_a_released_record_keeps_no_hold_of_its_source() -> None:
+def test_a_released_record_keeps_no_reference_to_its_source() -> None:
     source = bytearray(b"topic")
     record = Record()
     record.bind(memoryview(source))
@@ -173,7 +173,7 @@ def marks_of(marks: PropertyMarks, buffer: memoryview, at: int, end: int) -> Out
 
 
 @given(text=properties_texts)
-def test_marks_are_the_properties_that_java_finds(text: str) -> None:
+def test_marked_properties_equal_those_of_java(text: str) -> None:
     found = properties_as_java_reads_them(text)
     assert outcome_within_guards(text.encode(), marked) == (
         found.get("TAGS"), found.get("KEYS"), found.get("UNIQ_KEY"), found.get("WAIT") != "false",
@@ -182,7 +182,7 @@ def test_marks_are_the_properties_that_java_finds(text: str) -> None:
 
 
 @given(texts=st.lists(properties_texts, min_size=2, max_size=3))
-def test_marks_forget_the_message_before(texts: list[str]) -> None:
+def test_marks_keep_nothing_of_the_previous_message(texts: list[str]) -> None:
     buffer = memoryview(bytearray(b"".join(text.encode() for text in texts) or b"\0"))
     reused = PropertyMarks()
     reused.bind(buffer)
@@ -216,7 +216,7 @@ def test_tags_code_of_the_reference() -> None:
 
 
 @given(first=st.text(max_size=20), second=st.text(max_size=20))
-def test_a_hash_goes_on_from_its_beginning(first: str, second: str) -> None:
+def test_a_hash_can_be_continued(first: str, second: str) -> None:
     assert continue_hash(java_hash(first), second) == java_hash(first + second)
     assert -(1 << 31) <= java_hash(first) < 1 << 31
 
@@ -258,12 +258,12 @@ inner = st.lists(st.tuples(i32, st.binary(max_size=30), st.binary(max_size=30)),
 
 
 @given(found=inner)
-def test_a_batch_is_walked_message_by_message(found: list[tuple[int, bytes, bytes]]) -> None:
+def test_a_batch_is_read_message_by_message(found: list[tuple[int, bytes, bytes]]) -> None:
     assert outcome_within_guards(batch_of(*found), walked) == (0, found)
 
 
 @given(found=inner.filter(len))
-def test_a_batch_cut_at_any_byte_is_broken_unless_between_messages(
+def test_a_batch_truncated_inside_a_message_is_refused(
     found: list[tuple[int, bytes, bytes]],
 ) -> None:
     data = batch_of(*found)
@@ -274,7 +274,7 @@ def test_a_batch_cut_at_any_byte_is_broken_unless_between_messages(
         assert outcome_within_guards(data[:length], walked) == (step, found[:whole])
 
 
-def test_a_batch_with_any_bit_flipped_stays_inside() -> None:
+def test_a_batch_with_a_bit_flip_is_not_read_out_of_bounds() -> None:
     found = [(1, b"first", b"TAGS\x01a\x02"), (-2, b"", b""), (3, b"third", b"k\x01v")]
     data = batch_of(*found)
     lengths = {0, 1, 2, 3, 16, 17, 18, 19}
@@ -289,6 +289,6 @@ def test_a_batch_with_any_bit_flipped_stays_inside() -> None:
 
 
 @pytest.mark.parametrize("total", [-1, 0, 21, 23, 0x7FFFFFFF])
-def test_a_batch_whose_total_is_wrong_is_broken(total: int) -> None:
+def test_a_batch_with_a_wrong_total_is_refused(total: int) -> None:
     data = total.to_bytes(4, "big", signed=True) + batch_of((0, b"", b""))[4:]
     assert outcome_within_guards(data, walked) == (-1, [])

@@ -35,7 +35,7 @@ EXT = {"topic": "TopicTest", "queueId": "3", "Z": "z", "_UNIQUE_KEY_QUERY": "tru
         ),
     ],
 )
-def test_signatures_are_those_of_java(
+def test_signatures_equal_those_of_java(
     ext: dict[str, str], body: bytes, access: str, secret: str, token: str | None, signature: str
 ) -> None:
     made = signed(ext, body, access_key=access, secret_key=secret, token=token)
@@ -49,7 +49,7 @@ def test_signatures_are_those_of_java(
     body=st.binary(max_size=50),
     secret=st.text(min_size=1, max_size=30),
 )
-def test_what_is_signed_is_recognised(ext: dict[str, str], body: bytes, secret: str) -> None:
+def test_signatures_are_verified(ext: dict[str, str], body: bytes, secret: str) -> None:
     made = signed(ext, body, access_key="user", secret_key=secret)
     assert is_signed(made, body, text_bytes(secret), version=493)
     assert not is_signed(made, body + b"!", text_bytes(secret), version=493)
@@ -64,19 +64,19 @@ def test_a_long_body_is_signed_in_place() -> None:
     assert not is_signed(made, body[:-1] + b"x", b"s", version=493)
 
 
-def test_an_old_signature_does_not_count_again() -> None:
+def test_signing_again_gives_the_same_signature() -> None:
     once = signed({"topic": "t"}, b"", access_key="user", secret_key="s")
     assert signed(once, b"", access_key="user", secret_key="s") == once
 
 
-def test_old_clients_add_a_field_after_signing() -> None:
+def test_a_field_added_by_old_clients_after_signing_is_ignored() -> None:
     made = signed({"topic": "t"}, b"", access_key="user", secret_key="s")
     made["_UNIQUE_KEY_QUERY"] = "true"
     assert is_signed(made, b"", b"s", version=399)
     assert not is_signed(made, b"", b"s", version=400)
 
 
-def test_no_signature_is_none() -> None:
+def test_a_missing_signature_is_none() -> None:
     assert not is_signed({"AccessKey": "user"}, b"", b"s", version=493)
     assert not is_signed({"AccessKey": "user", "Signature": ""}, b"", b"s", version=493)
     assert not is_signed({"AccessKey": "user", "Signature": "ü\udc80"}, b"", b"s", version=493)

@@ -67,7 +67,7 @@ def head(size: int, magic: int, rest: int = 0) -> bytes:
 
 
 @given(message=messages, behind=st.binary(max_size=20))
-def test_a_record_is_the_same_whatever_stands_around_it(message: Message, behind: bytes) -> None:
+def test_the_result_does_not_depend_on_surrounding_bytes(message: Message, behind: bytes) -> None:
     data = encoded(message)
     found = outcome_within_guards(data + behind, stored_outcome)
     assert found == stored_outcome(memoryview(bytearray(data)), 0, len(data))
@@ -76,7 +76,7 @@ def test_a_record_is_the_same_whatever_stands_around_it(message: Message, behind
 
 
 @VARIANTS
-def test_every_truncation_is_nothing(message: Message) -> None:
+def test_a_truncated_record_is_not_found(message: Message) -> None:
     data = encoded(message)
     for length in range(len(data)):
         problem = SHORT if length < 8 else BEYOND
@@ -84,7 +84,7 @@ def test_every_truncation_is_nothing(message: Message) -> None:
 
 
 @VARIANTS
-def test_every_truncation_that_claims_to_be_whole_is_nothing(message: Message) -> None:
+def test_a_truncated_record_with_a_corrected_length_is_refused(message: Message) -> None:
     data = encoded(message)
     for length in range(8, len(data)):
         cut = length.to_bytes(4, "big") + data[4:length]
@@ -93,7 +93,7 @@ def test_every_truncation_that_claims_to_be_whole_is_nothing(message: Message) -
 
 
 @VARIANTS
-def test_every_bit_flip_is_survived_and_what_guards_the_record_is_found(message: Message) -> None:
+def test_bit_flips_in_checked_fields_are_detected(message: Message) -> None:
     data = encoded(message)
     good = outcome_within_guards(data, stored_outcome)
     body_at, body_length = good[-3][0]
@@ -116,7 +116,7 @@ def test_every_bit_flip_is_survived_and_what_guards_the_record_is_found(message:
 
 
 @given(data=st.binary(max_size=160), version=st.sampled_from((MAGIC_V1, MAGIC_V2)))
-def test_noise_behind_a_good_magic_is_survived(data: bytes, version: int) -> None:
+def test_random_bytes_after_a_valid_magic_are_handled(data: bytes, version: int) -> None:
     outcome_within_guards(head(8 + len(data), version) + data, stored_outcome)
     outcome_within_guards(data, stored_outcome)
     blank = head(8 + len(data), MAGIC_BLANK) + data
@@ -144,11 +144,13 @@ def test_noise_behind_a_good_magic_is_survived(data: bytes, version: int) -> Non
         (head(91, MAGIC_V1 + 1, 83), (NOTHING, MAGIC)),
     ],
 )
-def test_what_lies_at_a_place_is_told_apart(data: bytes, expected: tuple[int, int]) -> None:
+def test_records_blanks_and_invalid_bytes_are_distinguished(
+    data: bytes, expected: tuple[int, int]
+) -> None:
     assert outcome_within_guards(data, stored_outcome) == expected
 
 
-def test_a_blank_and_a_record_clear_the_problem_before() -> None:
+def test_a_blank_or_a_record_clears_the_previous_problem() -> None:
     record, blank = encoded(PLAIN), head(8, MAGIC_BLANK)
     stored = StoredRecord()
     stored.bind(memoryview(bytearray(record + blank + head(0, 0))))
@@ -161,7 +163,7 @@ def test_a_blank_and_a_record_clear_the_problem_before() -> None:
 
 
 @given(message=messages, step=st.sampled_from((-512, -1, 1, 1 << 30)))
-def test_a_record_of_another_place_is_not_at_home(message: Message, step: int) -> None:
+def test_a_record_with_another_offset_is_reported(message: Message, step: int) -> None:
     offset = message["physical_offset"] % (1 << 62)
     data = encoded({**message, "physical_offset": offset})
     assert look(data, offset) == (RECORD, 0)
@@ -169,7 +171,7 @@ def test_a_record_of_another_place_is_not_at_home(message: Message, step: int) -
 
 
 @VARIANTS
-def test_a_whole_record_is_whole_at_every_alignment(message: Message) -> None:
+def test_a_complete_record_is_complete_at_every_alignment(message: Message) -> None:
     data = bytearray(encoded(message))
     for offset in range(3 * SECTOR, 4 * SECTOR):
         data[28:36] = offset.to_bytes(8, "big")
@@ -178,7 +180,7 @@ def test_a_whole_record_is_whole_at_every_alignment(message: Message) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"body" * 300], ids=["no body", "body"])
 @pytest.mark.parametrize("properties", [b"", b"KEYS\x01" + b"k" * 1500], ids=["none", "long"])
-def test_a_sector_that_was_never_written_is_found(body: bytes, properties: bytes) -> None:
+def test_an_unwritten_sector_is_detected(body: bytes, properties: bytes) -> None:
     message = {**PLAIN, "body": body, "properties": properties, "topic": b"t" * 100}
     data = bytearray(encoded(message))
     torn = 0

@@ -66,7 +66,13 @@ class RequestRights:
     """The rights of all request codes of one server."""
 
     def __init__(self, cluster: str) -> None:
-        rows = {**_by_fields(), **_by_body(), **_without_resource(cluster)}
+        rows = {
+            **_of_clients(),
+            **_of_admin_tools(),
+            **_of_brokers(),
+            **_by_body(),
+            **_without_resource(cluster),
+        }
         self._rows: dict[int, CodeRights] = {int(code): rights for code, rights in rows.items()}
         self._default = _fixed(CLUSTER, cluster, UPDATE)
 
@@ -194,12 +200,12 @@ def _end_transaction() -> CodeRights:
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def _by_fields() -> dict[RequestCode, CodeRights]:
+def _of_clients() -> dict[RequestCode, CodeRights]:
+    """Codes of producers and consumers whose header fields name the resources."""
     code = RequestCode
     pull = _consuming(SUB)
     send = _fields(PUB, topic=TOPIC)
     send_v2 = _fields(PUB, b=TOPIC)
-    of_cluster = _fields(UPDATE, clusterName=CLUSTER)
     return {
         code.SEND_MESSAGE: send,
         code.SEND_MESSAGE_V2: send_v2,
@@ -223,6 +229,13 @@ def _by_fields() -> dict[RequestCode, CodeRights]:
         code.GET_CONSUMER_LIST_BY_GROUP: _fields(SUB, GET, consumerGroup=GROUP),
         code.QUERY_MESSAGE: _fields(SUB, GET, topic=TOPIC),
         code.GET_ROUTEINFO_BY_TOPIC: _fields(PUB, SUB, GET, topic=TOPIC),
+    }
+
+
+def _of_admin_tools() -> dict[RequestCode, CodeRights]:
+    """Codes of admin tools whose header fields name the resources."""
+    code = RequestCode
+    return {
         # topics
         code.UPDATE_AND_CREATE_TOPIC: _fields(CREATE, topic=TOPIC),
         code.UPDATE_AND_CREATE_STATIC_TOPIC: _fields(CREATE, topic=TOPIC),
@@ -258,7 +271,14 @@ def _by_fields() -> dict[RequestCode, CodeRights]:
         code.QUERY_CONSUME_QUEUE: _fields(GET, topic=TOPIC, consumerGroup=GROUP),
         code.QUERY_SUBSCRIPTION_BY_CONSUMER: _fields(GET, group=GROUP, topic=TOPIC),
         code.UPDATE_AND_GET_GROUP_FORBIDDEN: _fields(UPDATE, group=GROUP, topic=TOPIC),
-        # what a broker asks of a NameServer, in the name of its cluster
+    }
+
+
+def _of_brokers() -> dict[RequestCode, CodeRights]:
+    """Requests of a broker to a NameServer, which name the broker's cluster."""
+    code = RequestCode
+    of_cluster = _fields(UPDATE, clusterName=CLUSTER)
+    return {
         code.REGISTER_BROKER: of_cluster,
         code.UNREGISTER_BROKER: of_cluster,
         code.BROKER_HEARTBEAT: of_cluster,

@@ -124,6 +124,11 @@ _TOPIC = ("topic",)
 
 def add_timer_metrics(registry: Registry, timers: Timers) -> None:
     """Register all metrics of a timer."""
+    _add_rocketmq_metrics(registry, timers)
+    _add_penstock_metrics(registry, timers.metrics)
+
+
+def _add_rocketmq_metrics(registry: Registry, timers: Timers) -> None:
     metrics = timers.metrics
     registry.gauge(
         "rocketmq_timing_messages",
@@ -169,6 +174,9 @@ def add_timer_metrics(registry: Registry, timers: Timers) -> None:
         _TOPIC,
         read=lambda: _by_topic(metrics.dequeued_total),
     )
+
+
+def _add_penstock_metrics(registry: Registry, metrics: TimerMetrics) -> None:
     registry.gauge(
         "penstock_timer_late_ms",
         "Delay of the last delivered message, in ms.",

@@ -101,7 +101,20 @@ def make_parts(
             concurrency=options.concurrency,
             handle_batch=options.handle_batch,
         )
-    rebalancer = Rebalancer(
+    rebalancer = _make_rebalancer(session, options, consumer, locks)
+    diagnosis = Diagnosis(session, consumer, rebalancer, locks)
+    return ConsumerParts(
+        completion, calls, dispatch, iterator_dispatch, locks, rebalancer, diagnosis
+    )
+
+
+def _make_rebalancer(
+    session: Session,
+    options: ConsumerOptions,
+    consumer: StartedConsumer,
+    locks: OrderlyQueueLocks | None,
+) -> Rebalancer:
+    return Rebalancer(
         session,
         consumer.group,
         consumer,
@@ -111,8 +124,4 @@ def make_parts(
         start_at=options.start_at,
         locks=locks,
         rebalance_ms=options.rebalance_ms,
-    )
-    diagnosis = Diagnosis(session, consumer, rebalancer, locks)
-    return ConsumerParts(
-        completion, calls, dispatch, iterator_dispatch, locks, rebalancer, diagnosis
     )

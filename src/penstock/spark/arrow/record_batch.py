@@ -48,6 +48,32 @@ _AT, _STORE_AT, _BODY, _TOPIC, _UNIQUE = AT, STORE_AT, BODY, TOPIC, UNIQUE
 _TAGS, _KEYS, _PROPERTIES_END, _WIDTH = TAGS, KEYS, PROPERTIES_END, WIDTH
 _NAMES, _VALUES, _SPAN_WIDTH = NAMES, VALUES, SPAN_WIDTH
 
+_TEXT_COLUMNS = (
+    "topic",
+    "broker",
+    "message_id",
+    "tags",
+    "keys",
+    "body",
+    "born_host",
+    "store_host",
+    "offset_id",
+    "transaction_id",
+)
+_NUMBER_COLUMNS = {
+    "queue_id": 4,
+    "queue_offset": 8,
+    "born_timestamp": 8,
+    "store_timestamp": 8,
+    "reconsume_times": 4,
+    "delay_level": 4,
+    "deliver_timestamp": 8,
+    "flag": 4,
+    "sys_flag": 4,
+    "commit_log_offset": 8,
+}
+"""The bytes of a value by column."""
+
 
 class RowBatch:
     """Rows with some of the columns `message_schema.FIELDS`.
@@ -61,51 +87,32 @@ class RowBatch:
         self._found: RecordView = RecordView()  # reused by `_view_of`
         self._schema: pa.Schema = message_schema.arrow_schema(columns)
         enabled = {name: name in columns for name in message_schema.FIELDS}
-        self._topic: TextColumn = TextColumn(enabled["topic"])
-        self._broker: TextColumn = TextColumn(enabled["broker"])
-        self._message_id: TextColumn = TextColumn(enabled["message_id"])
-        self._tags: TextColumn = TextColumn(enabled["tags"])
-        self._keys: TextColumn = TextColumn(enabled["keys"])
-        self._body: TextColumn = TextColumn(enabled["body"])
-        self._born_host: TextColumn = TextColumn(enabled["born_host"])
-        self._store_host: TextColumn = TextColumn(enabled["store_host"])
-        self._offset_id: TextColumn = TextColumn(enabled["offset_id"])
-        self._transaction_id: TextColumn = TextColumn(enabled["transaction_id"])
+        texts = {name: TextColumn(enabled[name]) for name in _TEXT_COLUMNS}
+        numbers = {name: Column(enabled[name], width) for name, width in _NUMBER_COLUMNS.items()}
+        self._topic: TextColumn = texts["topic"]
+        self._broker: TextColumn = texts["broker"]
+        self._message_id: TextColumn = texts["message_id"]
+        self._tags: TextColumn = texts["tags"]
+        self._keys: TextColumn = texts["keys"]
+        self._body: TextColumn = texts["body"]
+        self._born_host: TextColumn = texts["born_host"]
+        self._store_host: TextColumn = texts["store_host"]
+        self._offset_id: TextColumn = texts["offset_id"]
+        self._transaction_id: TextColumn = texts["transaction_id"]
         self._properties: Column = Column(enabled["properties"])
         self._property_names: TextColumn = TextColumn(enabled["properties"])
         self._property_values: TextColumn = TextColumn(enabled["properties"])
-        self._queue_id: Column = Column(enabled["queue_id"])
-        self._reconsume_times: Column = Column(enabled["reconsume_times"])
-        self._flag: Column = Column(enabled["flag"])
-        self._sys_flag: Column = Column(enabled["sys_flag"])
-        self._delay_level: Column = Column(enabled["delay_level"])
-        self._queue_offset: Column = Column(enabled["queue_offset"], 8)
-        self._log_offset: Column = Column(enabled["commit_log_offset"], 8)
-        self._born: Column = Column(enabled["born_timestamp"], 8)
-        self._store: Column = Column(enabled["store_timestamp"], 8)
-        self._deliver: Column = Column(enabled["deliver_timestamp"], 8)
-        arrays: dict[str, Column | TextColumn] = {
-            "topic": self._topic,
-            "broker": self._broker,
-            "queue_id": self._queue_id,
-            "queue_offset": self._queue_offset,
-            "message_id": self._message_id,
-            "tags": self._tags,
-            "keys": self._keys,
-            "body": self._body,
-            "born_timestamp": self._born,
-            "store_timestamp": self._store,
-            "reconsume_times": self._reconsume_times,
-            "delay_level": self._delay_level,
-            "deliver_timestamp": self._deliver,
-            "flag": self._flag,
-            "sys_flag": self._sys_flag,
-            "born_host": self._born_host,
-            "store_host": self._store_host,
-            "offset_id": self._offset_id,
-            "commit_log_offset": self._log_offset,
-            "transaction_id": self._transaction_id,
-        }
+        self._queue_id: Column = numbers["queue_id"]
+        self._reconsume_times: Column = numbers["reconsume_times"]
+        self._flag: Column = numbers["flag"]
+        self._sys_flag: Column = numbers["sys_flag"]
+        self._delay_level: Column = numbers["delay_level"]
+        self._queue_offset: Column = numbers["queue_offset"]
+        self._log_offset: Column = numbers["commit_log_offset"]
+        self._born: Column = numbers["born_timestamp"]
+        self._store: Column = numbers["store_timestamp"]
+        self._deliver: Column = numbers["deliver_timestamp"]
+        arrays: dict[str, Column | TextColumn] = {**texts, **numbers}
         self._order: list[tuple[Column | TextColumn | None, pa.DataType]] = [
             (arrays.get(field.name), field.type) for field in self._schema
         ]  # None for the map of properties, which is three columns here

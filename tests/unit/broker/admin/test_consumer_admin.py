@@ -39,21 +39,21 @@ QUEUE = MessageQueue("orders", BROKER, 0)
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[AdminFixture]:
-    with admin_fixture(tmp_path) as made:
-        yield made
+def env(tmp_path: Path) -> Iterator[AdminFixture]:
+    with admin_fixture(tmp_path) as env:
+        yield env
 
 
-def relay(made: AdminFixture, code: int, **ext: object) -> CallClient:
-    answer = ask(ConsumerHandlers(made.context), code, **ext)
+def relay(env: AdminFixture, code: int, **ext: object) -> CallClient:
+    answer = ask(ConsumerHandlers(env.context), code, **ext)
     assert isinstance(answer, CallClient)
     return answer
 
 
-def test_connected_consumers_of_a_group(made: AdminFixture) -> None:
-    made.consumer("coupons", "orders", client=1)
-    made.consumer("coupons", "orders", client=2, language=LanguageCode.GO)
-    family, code = ConsumerHandlers(made.context), RequestCode.GET_CONSUMER_CONNECTION_LIST
+def test_connected_consumers_of_a_group(env: AdminFixture) -> None:
+    env.consumer("coupons", "orders", client=1)
+    env.consumer("coupons", "orders", client=2, language=LanguageCode.GO)
+    family, code = ConsumerHandlers(env.context), RequestCode.GET_CONSUMER_CONNECTION_LIST
     body = decoded(family, ConsumerConnection, code, consumerGroup="coupons")
     assert body.connection_set == [
         Connection(client_id="id1", client_addr="10.0.0.1:99", language="JAVA", version=V5_4_0),
@@ -66,9 +66,9 @@ def test_connected_consumers_of_a_group(made: AdminFixture) -> None:
     assert reply(family, code, consumerGroup="none").code == ResponseCode.CONSUMER_NOT_ONLINE
 
 
-def test_connected_producers(made: AdminFixture) -> None:
-    made.clients.register_producer("signup", member(3))
-    family = ConsumerHandlers(made.context)
+def test_connected_producers(env: AdminFixture) -> None:
+    env.clients.register_producer("signup", member(3))
+    family = ConsumerHandlers(env.context)
     code = RequestCode.GET_PRODUCER_CONNECTION_LIST
     body = decoded(family, ProducerConnection, code, producerGroup="signup")
     assert [connection.client_id for connection in body.connection_set] == ["id3"]
@@ -87,11 +87,11 @@ def test_connected_producers(made: AdminFixture) -> None:
     }
 
 
-def test_groups_of_a_topic_are_connected_or_have_offsets(made: AdminFixture) -> None:
-    made.consumer("coupons", "orders")
-    made.offsets.commit("audit", "orders", 0, 1, NOW_MS)
-    made.offsets.commit("mail", "sms", 0, 1, NOW_MS)
-    family = ConsumerHandlers(made.context)
+def test_groups_of_a_topic_are_connected_or_have_offsets(env: AdminFixture) -> None:
+    env.consumer("coupons", "orders")
+    env.offsets.commit("audit", "orders", 0, 1, NOW_MS)
+    env.offsets.commit("mail", "sms", 0, 1, NOW_MS)
+    family = ConsumerHandlers(env.context)
     code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
     assert decoded(family, GroupList, code, topic="orders").group_list == ["audit", "coupons"]
     assert decoded(family, GroupList, code, topic="none").group_list == []
@@ -99,9 +99,9 @@ def test_groups_of_a_topic_are_connected_or_have_offsets(made: AdminFixture) -> 
     assert topics == TopicList(topic_list=["sms"], broker_addr=ADDRESS)
 
 
-def test_subscription_of_a_group(made: AdminFixture) -> None:
-    made.consumer("coupons", "orders")
-    family, code = ConsumerHandlers(made.context), RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER
+def test_subscription_of_a_group(env: AdminFixture) -> None:
+    env.consumer("coupons", "orders")
+    family, code = ConsumerHandlers(env.context), RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER
     body = decoded(family, QuerySubscriptionResponseBody, code, group="coupons", topic="orders")
     assert body.subscription_data is not None
     assert body.subscription_data.sub_string == "*"
@@ -109,10 +109,10 @@ def test_subscription_of_a_group(made: AdminFixture) -> None:
     assert body == QuerySubscriptionResponseBody(group="coupons", topic="sms")
 
 
-def test_a_request_for_running_info_is_forwarded_to_the_consumer(made: AdminFixture) -> None:
-    made.consumer("coupons", "orders", client=7)
+def test_a_request_for_running_info_is_forwarded_to_the_consumer(env: AdminFixture) -> None:
+    env.consumer("coupons", "orders", client=7)
     passed = relay(
-        made,
+        env,
         RequestCode.GET_CONSUMER_RUNNING_INFO,
         consumerGroup="coupons",
         clientId="id7",
@@ -131,24 +131,22 @@ def test_a_request_for_running_info_is_forwarded_to_the_consumer(made: AdminFixt
 @pytest.mark.parametrize(
     "code", [RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY]
 )
-def test_no_request_is_forwarded_to_a_missing_or_old_consumer(
-    made: AdminFixture, code: int
-) -> None:
-    made.consumer("coupons", "orders", client=1, version=62)
-    family = ConsumerHandlers(made.context)
+def test_no_request_is_forwarded_to_a_missing_or_old_consumer(env: AdminFixture, code: int) -> None:
+    env.consumer("coupons", "orders", client=1, version=62)
+    family = ConsumerHandlers(env.context)
     for client_id in ("id1", "id9", ""):
         answer = reply(family, code, consumerGroup="coupons", clientId=client_id)
         assert answer.code == ResponseCode.SYSTEM_ERROR
 
 
-def test_direct_consumption_forwards_the_message(made: AdminFixture) -> None:
-    made.topic("orders", 1, topic_sys_flag=1)
-    made.group("coupons")
-    made.consumer("coupons", "orders", client=7)
-    offset = made.put("orders", body=b"hello")
+def test_direct_consumption_forwards_the_message(env: AdminFixture) -> None:
+    env.topic("orders", 1, topic_sys_flag=1)
+    env.group("coupons")
+    env.consumer("coupons", "orders", client=7)
+    offset = env.put("orders", body=b"hello")
     fields = {"consumerGroup": "coupons", "clientId": "id7", "topic": "orders"}
     passed = relay(
-        made,
+        env,
         RequestCode.CONSUME_MESSAGE_DIRECTLY,
         msgId=encode_offset_id(b"\x7f\0\0\1", 10911, offset),
         **fields,
@@ -157,7 +155,7 @@ def test_direct_consumption_forwards_the_message(made: AdminFixture) -> None:
     assert passed.ext["brokerName"] == BROKER
     assert (passed.ext["topicSysFlag"], passed.ext["groupSysFlag"]) == ("1", "0")
     gone = encode_offset_id(b"\x7f\0\0\1", 10911, offset + 1)
-    family = ConsumerHandlers(made.context)
+    family = ConsumerHandlers(env.context)
     answer = reply(family, RequestCode.CONSUME_MESSAGE_DIRECTLY, msgId=gone, **fields)
     assert answer.code == ResponseCode.SYSTEM_ERROR
 
@@ -174,10 +172,10 @@ def table(answer: Reply) -> dict[str, dict[MessageQueue, int]]:
     return fastjson.decode(answer.body, GetConsumerStatusBody).consumer_table
 
 
-def test_every_consumer_reports_its_offsets(made: AdminFixture) -> None:
+def test_every_consumer_reports_its_offsets(env: AdminFixture) -> None:
     for client in (1, 2, 3):
-        made.consumer("coupons", "orders", client=client)
-    first = relay(made, STATUS, topic="orders", group="coupons")
+        env.consumer("coupons", "orders", client=client)
+    first = relay(env, STATUS, topic="orders", group="coupons")
     assert (first.client, first.code) == (1, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT)
     assert first.ext == {"topic": "orders", "group": "coupons"}
     assert table(first.on_timeout) == {}
@@ -192,21 +190,21 @@ def test_every_consumer_reports_its_offsets(made: AdminFixture) -> None:
     assert table(last) == {"id1": {QUEUE: 5}, "id3": {QUEUE: 6}}
 
 
-def test_one_named_consumer_reports_its_offsets(made: AdminFixture) -> None:
+def test_one_named_consumer_reports_its_offsets(env: AdminFixture) -> None:
     for client in (1, 2):
-        made.consumer("coupons", "orders", client=client)
-    only = relay(made, STATUS, topic="orders", group="coupons", clientAddr="id2")
+        env.consumer("coupons", "orders", client=client)
+    only = relay(env, STATUS, topic="orders", group="coupons", clientAddr="id2")
     assert only.client == 2
     last = finish(only.then(Reply(1, remark="no")))
     assert isinstance(last, Reply)
     assert table(last) == {}
 
 
-def test_offsets_of_a_disconnected_group_are_refused(made: AdminFixture) -> None:
-    family = ConsumerHandlers(made.context)
+def test_offsets_of_a_disconnected_group_are_refused(env: AdminFixture) -> None:
+    family = ConsumerHandlers(env.context)
     answer = reply(family, STATUS, topic="orders", group="coupons")
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    made.consumer("coupons", "orders", version=28)
+    env.consumer("coupons", "orders", version=28)
     answer = reply(family, STATUS, topic="orders", group="coupons")
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "too old" in (answer.remark or "")

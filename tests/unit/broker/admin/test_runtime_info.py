@@ -49,19 +49,19 @@ timerCongestNum timerDequeueTps timerEnqueueTps timerOffsetBehind timerReadBehin
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[AdminFixture]:
-    with admin_fixture(tmp_path / "store") as made:
-        yield made
+def env(tmp_path: Path) -> Iterator[AdminFixture]:
+    with admin_fixture(tmp_path / "store") as env:
+        yield env
 
 
-def runtime(made: AdminFixture, now_ms: int = NOW_MS) -> dict[str, str]:
-    family = RuntimeHandlers(made.context, made.timers)
+def runtime(env: AdminFixture, now_ms: int = NOW_MS) -> dict[str, str]:
+    family = RuntimeHandlers(env.context, env.timers)
     return decoded(family, KVTable, RequestCode.GET_BROKER_RUNTIME_INFO, now_ms=now_ms).table
 
 
-def test_runtime_info_has_all_keys_of_apache(made: AdminFixture) -> None:
-    table = runtime(made)
-    root = made.store.paths.root
+def test_runtime_info_has_all_keys_of_apache(env: AdminFixture) -> None:
+    table = runtime(env)
+    root = env.store.paths.root
     assert set(APACHE_KEYS.split()) <= set(table)
     assert table[f"commitLogDiskRatio_{root / 'commitlog'}"] == table["commitLogDiskRatio"]
     assert 0 <= float(table["commitLogDiskRatio"]) <= 1
@@ -69,14 +69,14 @@ def test_runtime_info_has_all_keys_of_apache(made: AdminFixture) -> None:
     assert table["earliestMessageTimeStamp"] == "-1"
 
 
-def test_runtime_info_has_throughput(made: AdminFixture) -> None:
-    made.put("orders", ms=NOW_MS + 5)
-    made.put("orders", ms=NOW_MS + 6)
-    table = runtime(made, NOW_MS + 61_000)
+def test_runtime_info_has_throughput(env: AdminFixture) -> None:
+    env.put("orders", ms=NOW_MS + 5)
+    env.put("orders", ms=NOW_MS + 6)
+    table = runtime(env, NOW_MS + 61_000)
     assert table["bootTimestamp"] == str(NOW_MS)
     assert table["runtime"] == "[ 0 days, 0 hours, 1 minutes, 1 seconds ]"
     assert table["earliestMessageTimeStamp"] == str(NOW_MS + 5)
-    assert table["commitLogMaxOffset"] == str(made.store.log.end)
+    assert table["commitLogMaxOffset"] == str(env.store.log.end)
     assert table["msgPutTotalTodayNow"] == table["putMessageTimesTotal"] == "2"
 
 
@@ -92,17 +92,17 @@ def test_sizes_and_durations_are_readable() -> None:
     assert human_duration(90_061_999) == "[ 1 days, 1 hours, 1 minutes, 1 seconds ]"
 
 
-def test_master_without_replicas(made: AdminFixture) -> None:
-    made.put("orders")
-    family = RuntimeHandlers(made.context, made.timers)
+def test_master_without_replicas(env: AdminFixture) -> None:
+    env.put("orders")
+    family = RuntimeHandlers(env.context, env.timers)
     info = decoded(family, HARuntimeInfo, RequestCode.GET_BROKER_HA_STATUS)
     assert info == HARuntimeInfo(
-        master=True, master_commit_log_max_offset=made.store.log.end, in_sync_slave_nums=0
+        master=True, master_commit_log_max_offset=env.store.log.end, in_sync_slave_nums=0
     )
 
 
-def test_an_unused_timer_has_no_messages(made: AdminFixture) -> None:
-    family = RuntimeHandlers(made.context, made.timers)
+def test_an_unused_timer_has_no_messages(env: AdminFixture) -> None:
+    family = RuntimeHandlers(env.context, env.timers)
     body = reply(family, RequestCode.GET_TIMER_CHECK_POINT).body
     assert TimerCheckpoint.unpack(body) == TimerCheckpoint()
     metrics = decoded(family, TimerMetricsSerializeWrapper, RequestCode.GET_TIMER_METRICS)
@@ -112,14 +112,14 @@ def test_an_unused_timer_has_no_messages(made: AdminFixture) -> None:
 # --- settings
 
 
-def test_settings_are_returned_and_changed(made: AdminFixture) -> None:
-    family = SettingsHandlers(made.context)
+def test_settings_are_returned_and_changed(env: AdminFixture) -> None:
+    family = SettingsHandlers(env.context)
     shown = reply(family, RequestCode.GET_BROKER_CONFIG)
     values = parse_properties(shown.body)
     assert (values["brokerName"], values["brokerPermission"]) == ("broker-a", "6")
     body = b"brokerPermission=4\nnoSuchSetting=1\n"
     assert reply(family, RequestCode.UPDATE_BROKER_CONFIG, body, now_ms=NOW_MS + 5).code == 0
-    assert made.live.current.broker.permission == 4
+    assert env.live.current.broker.permission == 4
     shown = reply(family, RequestCode.GET_BROKER_CONFIG)
     assert parse_properties(shown.body)["brokerPermission"] == "4"
     assert shown.ext is not None
@@ -135,15 +135,15 @@ def test_settings_are_returned_and_changed(made: AdminFixture) -> None:
         (b"brokerPermission=lots", ResponseCode.INVALID_PARAMETER),
     ],
 )
-def test_a_refused_change_changes_nothing(made: AdminFixture, body: bytes, code: int) -> None:
-    before = made.live.current
-    answer = reply(SettingsHandlers(made.context), RequestCode.UPDATE_BROKER_CONFIG, body)
+def test_a_refused_change_changes_nothing(env: AdminFixture, body: bytes, code: int) -> None:
+    before = env.live.current
+    answer = reply(SettingsHandlers(env.context), RequestCode.UPDATE_BROKER_CONFIG, body)
     assert answer.code == code
-    assert made.live.current == before
+    assert env.live.current == before
 
 
-def test_unsupported_requests_are_refused_with_a_reason(made: AdminFixture) -> None:
-    family = SettingsHandlers(made.context)
+def test_unsupported_requests_are_refused_with_a_reason(env: AdminFixture) -> None:
+    family = SettingsHandlers(env.context)
     for code, why in UNSUPPORTED.items():
         answer = reply(family, code)
         assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, why)
@@ -154,63 +154,63 @@ def test_unsupported_requests_are_refused_with_a_reason(made: AdminFixture) -> N
 # --- cleaning
 
 
-def test_expired_segments_are_deleted_at_any_hour(made: AdminFixture) -> None:
+def test_expired_segments_are_deleted_at_any_hour(env: AdminFixture) -> None:
     for _ in range(3):
-        made.put("orders", body=b"x" * (SEGMENT_BYTES // 2))
-    segments = [segment.path for segment in made.store.log.segments.items]
+        env.put("orders", body=b"x" * (SEGMENT_BYTES // 2))
+    segments = [segment.path for segment in env.store.log.segments.items]
     assert len(segments) == 3
-    family, code = CleaningHandlers(made.context), RequestCode.DELETE_EXPIRED_COMMITLOG
+    family, code = CleaningHandlers(env.context), RequestCode.DELETE_EXPIRED_COMMITLOG
     old_s = NOW_MS // 1000 - 73 * 3_600
     for path in segments:
         os.utime(path, (NOW_MS // 1000, NOW_MS // 1000))
     os.utime(segments[0], (old_s, old_s))
     assert reply(family, code).code == 0
     assert [path.exists() for path in segments] == [False, True, True]
-    assert made.store.min_offset("orders", 0) == 1
+    assert env.store.min_offset("orders", 0) == 1
     assert reply(family, code).code == 0
-    assert made.store.log.begin() == SEGMENT_BYTES
+    assert env.store.log.begin() == SEGMENT_BYTES
 
 
-def test_queue_files_of_deleted_messages_are_deleted(made: AdminFixture) -> None:
+def test_queue_files_of_deleted_messages_are_deleted(env: AdminFixture) -> None:
     for _ in range(60):  # an own file for every 50 entries
-        made.put("orders", body=b"x" * 1000)
-    queue = made.store.queue("orders", 0)
+        env.put("orders", body=b"x" * 1000)
+    queue = env.store.queue("orders", 0)
     assert queue is not None
     assert queue.file_starts == [0, 50]
-    answer = reply(CleaningHandlers(made.context), RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
+    answer = reply(CleaningHandlers(env.context), RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
     assert answer.code == 0
     assert queue.file_starts == [0, 50]
-    row = made.store.log.segments
-    while row.first <= made.store.log.end - 2 * SEGMENT_BYTES:
+    row = env.store.log.segments
+    while row.first <= env.store.log.end - 2 * SEGMENT_BYTES:
         row.drop_first()  # the log without its queues
-    reply(CleaningHandlers(made.context), RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
+    reply(CleaningHandlers(env.context), RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
     assert queue.min_offset > 0
 
 
-def test_queues_without_a_topic_are_deleted(made: AdminFixture) -> None:
-    made.topic("orders")
+def test_queues_without_a_topic_are_deleted(env: AdminFixture) -> None:
+    env.topic("orders")
     for topic in ("orders", "lost", "rmq_sys_wheel_timer"):
-        made.put(topic)
-    lost = made.store.paths.queues / "lost"
+        env.put(topic)
+    lost = env.store.paths.queues / "lost"
     assert lost.exists()
-    answer = reply(CleaningHandlers(made.context), RequestCode.CLEAN_UNUSED_TOPIC)
+    answer = reply(CleaningHandlers(env.context), RequestCode.CLEAN_UNUSED_TOPIC)
     assert answer.code == 0
-    left = {queue.topic for queue in made.store.queues.rows}
+    left = {queue.topic for queue in env.store.queues.rows}
     assert left == {b"orders", b"rmq_sys_wheel_timer"}
     assert not lost.exists()
 
 
-def test_many_topics_are_cleaned_in_steps(made: AdminFixture) -> None:
+def test_many_topics_are_cleaned_in_steps(env: AdminFixture) -> None:
     names = [f"lost{n}" for n in range(2 * STEP_TOPICS + 1)]
     for name in names:
-        made.put(name)
+        env.put(name)
     stored, own = (
-        made.store.queues.topics,
-        set(made.store.queues.topics) - {name.encode() for name in names},
+        env.store.queues.topics,
+        set(env.store.queues.topics) - {name.encode() for name in names},
     )
-    answer = CleaningHandlers(made.context).clean_topics(Command(0, {}, b"", now_ms=NOW_MS))
+    answer = CleaningHandlers(env.context).clean_topics(Command(0, {}, b"", now_ms=NOW_MS))
     assert len(stored) == STEP_TOPICS + 1 + len(own)
-    made.topic(names[-1])  # somebody creates it meanwhile
+    env.topic(names[-1])  # somebody creates it meanwhile
     assert finish(answer) == Reply()
     assert set(stored) == {names[-1].encode(), *own}
-    assert [path.name for path in made.store.paths.queues.iterdir()] == [names[-1]]
+    assert [path.name for path in env.store.paths.queues.iterdir()] == [names[-1]]

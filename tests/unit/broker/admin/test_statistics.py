@@ -31,27 +31,27 @@ from tests.unit.broker.admin.admin_kit import (
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[AdminFixture]:
-    with admin_fixture(tmp_path) as made:
-        yield made
+def env(tmp_path: Path) -> Iterator[AdminFixture]:
+    with admin_fixture(tmp_path) as env:
+        yield env
 
 
 def queue(topic: str, queue_id: int) -> MessageQueue:
     return MessageQueue(topic, BROKER, queue_id)
 
 
-def consume_stats(made: AdminFixture, **ext: object) -> ConsumeStats:
+def consume_stats(env: AdminFixture, **ext: object) -> ConsumeStats:
     return decoded(
-        StatisticsHandlers(made.context), ConsumeStats, RequestCode.GET_CONSUME_STATS, **ext
+        StatisticsHandlers(env.context), ConsumeStats, RequestCode.GET_CONSUME_STATS, **ext
     )
 
 
-def test_a_counter_has_several_windows(made: AdminFixture) -> None:
-    family = StatisticsHandlers(made.context)
+def test_a_counter_has_several_windows(env: AdminFixture) -> None:
+    family = StatisticsHandlers(env.context)
     code = RequestCode.VIEW_BROKER_STATS_DATA
-    made.topic("orders")
-    made.put("orders")
-    made.stats.tick(NOW_MS + 10_000)
+    env.topic("orders")
+    env.put("orders")
+    env.stats.tick(NOW_MS + 10_000)
     data = decoded(family, BrokerStatsData, code, statsName="TOPIC_PUT_NUMS", statsKey="orders")
     assert data.stats_minute is not None
     assert data.stats_minute.sum == 1
@@ -64,12 +64,12 @@ def test_a_counter_has_several_windows(made: AdminFixture) -> None:
         assert answer.code == ResponseCode.SYSTEM_ERROR
 
 
-def test_topic_stats_have_the_offsets_of_queues(made: AdminFixture) -> None:
-    made.topic("orders", 2)
-    made.put("orders", 1, ms=NOW_MS)
-    made.put("orders", 1, ms=NOW_MS + 5)
-    made.stats.tick(NOW_MS + 10_000)
-    family, code = StatisticsHandlers(made.context), RequestCode.GET_TOPIC_STATS_INFO
+def test_topic_stats_have_the_offsets_of_queues(env: AdminFixture) -> None:
+    env.topic("orders", 2)
+    env.put("orders", 1, ms=NOW_MS)
+    env.put("orders", 1, ms=NOW_MS + 5)
+    env.stats.tick(NOW_MS + 10_000)
+    family, code = StatisticsHandlers(env.context), RequestCode.GET_TOPIC_STATS_INFO
     table = decoded(family, TopicStatsTable, code, topic="orders")
     assert table.topic_put_tps == 0.2
     assert table.offset_table == {
@@ -79,16 +79,16 @@ def test_topic_stats_have_the_offsets_of_queues(made: AdminFixture) -> None:
     assert reply(family, code, topic="none").code == ResponseCode.TOPIC_NOT_EXIST
 
 
-def test_consume_stats_have_the_offsets_of_a_group(made: AdminFixture) -> None:
-    made.topic("orders", 1)
-    made.topic("sms", 1)
+def test_consume_stats_have_the_offsets_of_a_group(env: AdminFixture) -> None:
+    env.topic("orders", 1)
+    env.topic("sms", 1)
     for ms in (NOW_MS, NOW_MS + 1, NOW_MS + 2):
-        made.put("orders", ms=ms)
-    made.offsets.commit("coupons", "orders", 0, 2, NOW_MS)
-    made.offsets.record_pull("coupons", "orders", 0, 3)
-    made.stats.got("coupons", "orders", 2, 200, 0)
-    made.stats.tick(NOW_MS + 10_000)
-    stats = consume_stats(made, consumerGroup="coupons")
+        env.put("orders", ms=ms)
+    env.offsets.commit("coupons", "orders", 0, 2, NOW_MS)
+    env.offsets.record_pull("coupons", "orders", 0, 3)
+    env.stats.got("coupons", "orders", 2, 200, 0)
+    env.stats.tick(NOW_MS + 10_000)
+    stats = consume_stats(env, consumerGroup="coupons")
     assert stats.consume_tps == 0.2
     assert stats.offset_table == {
         queue("orders", 0): OffsetWrapper(
@@ -97,45 +97,45 @@ def test_consume_stats_have_the_offsets_of_a_group(made: AdminFixture) -> None:
     }
 
 
-def test_topics_requested_by_name_need_no_offsets(made: AdminFixture) -> None:
-    made.topic("orders", 1)
-    made.topic("sms", 1)
-    made.put("sms")
-    stats = consume_stats(made, consumerGroup="new", topicList="sms;orders;none;")
+def test_topics_requested_by_name_need_no_offsets(env: AdminFixture) -> None:
+    env.topic("orders", 1)
+    env.topic("sms", 1)
+    env.put("sms")
+    stats = consume_stats(env, consumerGroup="new", topicList="sms;orders;none;")
     assert stats.offset_table == {
         queue("sms", 0): OffsetWrapper(broker_offset=1),
         queue("orders", 0): OffsetWrapper(),
     }
-    assert consume_stats(made, consumerGroup="new").offset_table == {}
-    assert list(consume_stats(made, consumerGroup="new", topic="sms").offset_table) == [
+    assert consume_stats(env, consumerGroup="new").offset_table == {}
+    assert list(consume_stats(env, consumerGroup="new", topic="sms").offset_table) == [
         queue("sms", 0)
     ]
 
 
-def test_topics_that_a_connected_group_left_are_skipped(made: AdminFixture) -> None:
+def test_topics_that_a_connected_group_left_are_skipped(env: AdminFixture) -> None:
     for topic in ("orders", "sms"):
-        made.topic(topic, 1)
-        made.offsets.commit("coupons", topic, 0, 0, NOW_MS)
-    made.consumer("coupons", "sms")
-    assert list(consume_stats(made, consumerGroup="coupons").offset_table) == [queue("sms", 0)]
+        env.topic(topic, 1)
+        env.offsets.commit("coupons", topic, 0, 0, NOW_MS)
+    env.consumer("coupons", "sms")
+    assert list(consume_stats(env, consumerGroup="coupons").offset_table) == [queue("sms", 0)]
 
 
 @pytest.mark.parametrize("step_queues", [1, statistics.STEP_QUEUES])
 def test_consume_stats_of_all_groups(
-    made: AdminFixture, monkeypatch: pytest.MonkeyPatch, step_queues: int
+    env: AdminFixture, monkeypatch: pytest.MonkeyPatch, step_queues: int
 ) -> None:
     monkeypatch.setattr(statistics, "STEP_QUEUES", step_queues)
-    made.topic("orders", 1, order=True)
-    made.topic("sms", 1)
+    env.topic("orders", 1, order=True)
+    env.topic("sms", 1)
     for name in ("idle", "coupons", "mail"):
-        made.group(name)
+        env.group(name)
     for topic in ("orders", "orders", "sms"):
-        made.put(topic)
-    made.offsets.commit("coupons", "orders", 0, 1, NOW_MS)
-    made.offsets.commit("mail", "sms", 0, 0, NOW_MS)
-    made.offsets.commit("mail", "gone", 0, 9, NOW_MS)
-    made.offsets.record_pull("mail", "sms", 0, 1)
-    family, code = StatisticsHandlers(made.context), RequestCode.GET_BROKER_CONSUME_STATS
+        env.put(topic)
+    env.offsets.commit("coupons", "orders", 0, 1, NOW_MS)
+    env.offsets.commit("mail", "sms", 0, 0, NOW_MS)
+    env.offsets.commit("mail", "gone", 0, 9, NOW_MS)
+    env.offsets.record_pull("mail", "sms", 0, 1)
+    family, code = StatisticsHandlers(env.context), RequestCode.GET_BROKER_CONSUME_STATS
     body = decoded(family, ConsumeStatsList, code, isOrder="false")
     assert body.broker_addr == ADDRESS
     assert (body.total_diff, body.total_inflight_diff) == (2, 1)
@@ -147,12 +147,12 @@ def test_consume_stats_of_all_groups(
     assert ordered.total_diff == 1
 
 
-def test_time_spans_of_a_group(made: AdminFixture) -> None:
-    made.topic("orders", 2)
+def test_time_spans_of_a_group(env: AdminFixture) -> None:
+    env.topic("orders", 2)
     for ms in (10, 20, 30):
-        made.put("orders", 0, ms=NOW_MS + ms)
-    made.offsets.commit("coupons", "orders", 0, 2, NOW_MS)
-    family, code = StatisticsHandlers(made.context), RequestCode.QUERY_CONSUME_TIME_SPAN
+        env.put("orders", 0, ms=NOW_MS + ms)
+    env.offsets.commit("coupons", "orders", 0, 2, NOW_MS)
+    family, code = StatisticsHandlers(env.context), RequestCode.QUERY_CONSUME_TIME_SPAN
 
     def spans(group: str) -> list[QueueTimeSpan]:
         body = decoded(
@@ -171,5 +171,5 @@ def test_time_spans_of_a_group(made: AdminFixture) -> None:
     assert (second.min_time_stamp, second.max_time_stamp, second.delay_time) == (-1, -1, 0)
     new = spans("new")[0]
     assert (new.consume_time_stamp, new.delay_time) == (NOW_MS + 10, 89)
-    made.offsets.commit("coupons", "orders", 0, 3, NOW_MS)
+    env.offsets.commit("coupons", "orders", 0, 3, NOW_MS)
     assert spans("coupons")[0].delay_time == 0

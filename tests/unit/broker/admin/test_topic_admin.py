@@ -218,11 +218,11 @@ def test_deleting_a_topic_deletes_config_offsets_queues_and_retry_topics(kit: To
 def test_deleting_a_topic_wakes_suspended_pulls(kit: TopicKit) -> None:
     kit.create("Orders")
     woken: list[SuspendedRequest] = []
-    kit.long_polling.on_wake(lambda held, last: woken.append(held))
+    kit.long_polling.on_wake(lambda suspended, last: woken.append(suspended))
     queue = kit.topics.readable_queue("Orders", 0)
     kit.long_polling.add(1, "response", Suspend(queue, NOW_MS + 1000, lambda last: Reply()))
     kit.ask(DELETE, {"topic": "Orders"})
-    assert [held.pending_response for held in woken] == ["response"]
+    assert [suspended.pending_response for suspended in woken] == ["response"]
 
 
 def test_deleting_a_missing_topic_succeeds(kit: TopicKit) -> None:

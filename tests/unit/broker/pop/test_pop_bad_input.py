@@ -131,12 +131,12 @@ def test_a_blocked_client_does_not_delay_others(env: BrokerFixture, client: PopC
     stuck: list[SuspendedRequest] = []
     wake = env.wake
 
-    def wake_second(held: SuspendedRequest, last: bool) -> None:
+    def wake_second(suspended: SuspendedRequest, last: bool) -> None:
         if stuck:
-            wake(held, last)
+            wake(suspended, last)
         else:
-            stuck.append(held)
-            env.context.long_polling.pass_on(held)
+            stuck.append(suspended)
+            env.context.long_polling.pass_on(suspended)
 
     env.context.long_polling.on_wake(wake_second)
     send(env, b"a")

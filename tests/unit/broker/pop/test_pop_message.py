@@ -341,7 +341,7 @@ def test_a_reset_works_for_pops(env: BrokerFixture, client: PopClient) -> None:
     }
     assert env.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext).code == 0
     assert client.bodies() == [b"1", b"2"]
-    held = client.ask(pollTime=15_000)
-    assert isinstance(held, Suspend)
+    suspended = client.ask(pollTime=15_000)
+    assert isinstance(suspended, Suspend)
     assert env.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext).code == 0
     assert bodies(env.woken[0]) == [b"1", b"2"]

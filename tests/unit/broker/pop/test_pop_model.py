@@ -36,7 +36,7 @@ class PopMachine(RuleBasedStateMachine):
         self.env = BrokerFixture(self.root)
         self.sent = 0
         self.acked: set[bytes] = set()
-        self.lent: dict[bytes, tuple[int, Popped]] = {}  # until when, with the newest receipt
+        self.in_flight: dict[bytes, tuple[int, Popped]] = {}  # until when, with the newest receipt
         self.old: list[Popped] = []  # receipts that are worth nothing any more
 
     @property
@@ -68,35 +68,35 @@ class PopMachine(RuleBasedStateMachine):
 
     def note(self, popped: Popped, until_ms: int) -> None:
         assert popped.body not in self.acked, "acknowledged, and delivered again"
-        assert popped.body not in self.lent, "delivered while it is lent"
+        assert popped.body not in self.in_flight, "delivered while it is lent"
         assert popped.message.topic == "T"
-        self.lent[popped.body] = (until_ms, popped)
+        self.in_flight[popped.body] = (until_ms, popped)
 
-    @precondition(lambda self: self.lent)
+    @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
     def ack(self, data: st.DataObject) -> None:
-        body = data.draw(st.sampled_from(sorted(self.lent)))
-        _, popped = self.lent.pop(body)
+        body = data.draw(st.sampled_from(sorted(self.in_flight)))
+        _, popped = self.in_flight.pop(body)
         assert self.client.ack(popped).code == 0
         self.acked.add(body)
         self.old.append(popped)
 
-    @precondition(lambda self: self.lent)
+    @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
     def ack_batch(self, data: st.DataObject) -> None:
-        chosen = data.draw(st.sets(st.sampled_from(sorted(self.lent)), min_size=1))
-        popped = [self.lent.pop(body)[1] for body in sorted(chosen)]
+        chosen = data.draw(st.sets(st.sampled_from(sorted(self.in_flight)), min_size=1))
+        popped = [self.in_flight.pop(body)[1] for body in sorted(chosen)]
         assert self.client.ack_batch(popped).code == 0
         self.acked |= chosen
 
-    @precondition(lambda self: self.lent)
+    @precondition(lambda self: self.in_flight)
     @rule(data=st.data(), invisible_ms=TIMES_MS)
     def change(self, data: st.DataObject, invisible_ms: int) -> None:
-        body = data.draw(st.sampled_from(sorted(self.lent)))
-        _, popped = self.lent[body]
+        body = data.draw(st.sampled_from(sorted(self.in_flight)))
+        _, popped = self.in_flight[body]
         changed = self.client.change(popped, invisible_ms)
         self.old.append(popped)
-        self.lent[body] = (changed.receipt.visible_ms, changed)
+        self.in_flight[body] = (changed.receipt.visible_ms, changed)
         if invisible_ms == 0:
             self.env.tick(2)
             self.expire()
@@ -118,9 +118,9 @@ class PopMachine(RuleBasedStateMachine):
     def expire(self) -> None:
         """All messages in flight were revived."""
         self.env.store.publish()
-        for body, (until_ms, popped) in list(self.lent.items()):
+        for body, (until_ms, popped) in list(self.in_flight.items()):
             if until_ms <= self.env.now_ms:
-                del self.lent[body]
+                del self.in_flight[body]
                 self.old.append(popped)
 
     @rule()
@@ -143,7 +143,7 @@ class PopMachine(RuleBasedStateMachine):
                         self.note(popped, self.env.now_ms + 600_000)
                     self.client.ack_all(found)
                     for popped in found:
-                        del self.lent[popped.body]
+                        del self.in_flight[popped.body]
                         self.acked.add(popped.body)
             assert self.acked == {b"%d" % number for number in range(self.sent)}
             assert len(self.env.broker.pop.revive_log.checkpoints) == 0

@@ -183,9 +183,9 @@ def test_deleting_a_topic_ends_suspended_pops(env: BrokerFixture, client: PopCli
         client.suspend()
     woken: list[Any] = []
 
-    def wake(held: Any, last: bool) -> None:
+    def wake(suspended: Any, last: bool) -> None:
         try:
-            held.suspend.retry(last)
+            suspended.suspend.retry(last)
         except Exception as error:
             woken.append(error)
 

@@ -69,7 +69,7 @@ def test_a_message_sent_back_is_delivered_again(env: BrokerFixture) -> None:
     message = send(env, body=b"hard", tag="vip", properties={"k": "v"})
     answer = send_back_by_offset(env, message)
     assert (answer.code, answer.remark, answer.body) == (0, None, b"")
-    (parked,) = stored(env, SCHEDULE, 2)
+    (delayed,) = stored(env, SCHEDULE, 2)
     advance(env, LEVELS_MS[2] - 1)
     assert stored(env, RETRY) == []
     advance(env, 1)
@@ -81,7 +81,7 @@ def test_a_message_sent_back_is_delivered_again(env: BrokerFixture) -> None:
     assert again.properties["UNIQ_KEY"] == message.unique_id
     assert (again.properties["DELAY"], again.properties["WAIT"]) == ("3", "false")
     assert (again.born_ms, again.born_host) == (message.born_ms, message.born_host)
-    assert again.properties == parked.properties
+    assert again.properties == delayed.properties
 
 
 def test_after_sixteen_retries_a_message_is_a_dead_letter(env: BrokerFixture) -> None:
@@ -145,8 +145,8 @@ def test_a_negative_level_makes_a_dead_letter(env: BrokerFixture) -> None:
 
 def test_a_level_of_the_client_is_used(env: BrokerFixture) -> None:
     assert send_back_by_offset(env, send(env), level=5).code == 0
-    (parked,) = stored(env, SCHEDULE, 4)
-    assert parked.properties["DELAY"] == "5"
+    (delayed,) = stored(env, SCHEDULE, 4)
+    assert delayed.properties["DELAY"] == "5"
 
 
 def test_a_group_without_retry_queues_has_no_retries(env: BrokerFixture) -> None:
@@ -184,8 +184,8 @@ def test_an_undelivered_message_can_not_be_sent_back(
     env: BrokerFixture, topic: str, properties: dict[str, str]
 ) -> None:
     assert env.send(properties=properties).code == 0
-    (parked,) = stored(env, topic)
-    answer = send_back_by_offset(env, parked, -1)
+    (delayed,) = stored(env, topic)
+    answer = send_back_by_offset(env, delayed, -1)
     assert (answer.code, "not delivered yet" in (answer.remark or "")) == (1, True)
     assert stored(env, DEAD) == []
 

@@ -459,7 +459,7 @@ class View:
         raise AssertionError
 
 
-async def settle() -> None:
+async def run_pending() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -486,13 +486,13 @@ def test_queues_added_later_start_like_the_others() -> None:
         follower._view = view  # type: ignore[assignment]
         messages = follower.messages()
         first = asyncio.ensure_future(anext(messages))
-        await settle()
+        await run_pending()
         assert view.starts == [("max", here)]
         view.away = set()
         route.read_queues = [here, away, new]
         for _ in range(2):
             clock.advance(30_000)
-            await settle()
+            await run_pending()
         assert view.starts == [("max", here), ("time", away), ("time", new)]
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)

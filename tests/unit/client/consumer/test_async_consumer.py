@@ -219,17 +219,17 @@ def test_close_before_the_session_is_started_cancels_the_start(
 ) -> None:
     async def test() -> None:
         consumer = AsyncConsumer(NOBODY, group="g")
-        gate, begun = asyncio.Event(), asyncio.Event()
+        release, begun = asyncio.Event(), asyncio.Event()
 
         async def slow() -> None:
             begun.set()
-            await gate.wait()
+            await release.wait()
 
         monkeypatch.setattr(consumer._session.nameservers, "start", slow)
         starting = [asyncio.ensure_future(consumer.start()) for _ in range(2)]
         await begun.wait()
         await consumer.close()
-        gate.set()
+        release.set()
         with pytest.raises(ClientClosed):
             await starting[0]
         await starting[1]  # begins after the close

@@ -214,14 +214,14 @@ def test_running_info() -> None:
         cluster.add_topic("Orders", {"broker-a": 4})
         await locks.lock([QUEUE])
         cluster.clock.advance(1_000)
-        held = make_process_queue(4)
-        held.add(messages(4, 5, 6), 7)
-        held.failed = 2
+        process_queue = make_process_queue(4)
+        process_queue.add(messages(4, 5, 6), 7)
+        process_queue.failed = 2
         offsets.update(QUEUE, 4)
         info = broker_requests.running_info(
-            session.real, subscriptions=[], process_queues=[held], offsets=offsets, started_ms=17,
-            settings={"consumerGroup": GROUP}, orderly=True, concurrency=20, locks=locks,
-            rates=Rates(cluster.clock),
+            session.real, subscriptions=[], process_queues=[process_queue], offsets=offsets,
+            started_ms=17, settings={"consumerGroup": GROUP}, orderly=True, concurrency=20,
+            locks=locks, rates=Rates(cluster.clock),
         )  # fmt: skip
         assert info.properties["PROP_CONSUMEORDERLY"] == "true"
         assert info.properties["PROP_CONSUMER_START_TIMESTAMP"] == "17"
@@ -240,16 +240,21 @@ def test_running_info() -> None:
 def test_rates_are_measured_since_an_earlier_query() -> None:
     clock = VirtualClock()
     rates = Rates(clock)
-    held = make_process_queue(0)
+    process_queue = make_process_queue(0)
     clock.advance(10_000)
-    held.received, held.finished, held.failed, held.busy_ms = 100, 80, 20, 400
-    first = rates.status("Orders", [held])
+    process_queue.received, process_queue.finished, process_queue.failed, process_queue.busy_ms = (
+        100,
+        80,
+        20,
+        400,
+    )
+    first = rates.status("Orders", [process_queue])
     assert (first.pull_tps, first.consume_ok_tps, first.consume_failed_tps) == (10.0, 6.0, 2.0)
     assert (first.consume_rt, first.consume_failed_msgs) == (5.0, 20)
     clock.advance(5_000)
-    held.finished += 10
-    assert rates.status("Orders", [held]).consume_ok_tps == 70 / 15
+    process_queue.finished += 10
+    assert rates.status("Orders", [process_queue]).consume_ok_tps == 70 / 15
     clock.advance(5_000)
-    assert rates.status("Orders", [held]).consume_ok_tps == 1.0, "since the first question"
+    assert rates.status("Orders", [process_queue]).consume_ok_tps == 1.0, "since the first question"
     assert rates.status("Orders", []).consume_ok_tps == 0.0, "its queue has left"
     assert rates.status("Other", []).consume_rt == 0.0

@@ -156,7 +156,7 @@ def test_finished_messages_are_released_behind_unfinished_ones() -> None:
     assert (queue.progress, queue.count) == (0, 1)
 
 
-class Consuming(RuleBasedStateMachine):
+class ProcessQueueMachine(RuleBasedStateMachine):
     """Against a model: which offsets came, which are settled, where the pulls are."""
 
     @initialize(start=st.integers(0, 50))
@@ -164,7 +164,7 @@ class Consuming(RuleBasedStateMachine):
         self.queue = ProcessQueue(QUEUE, start, FlowLimits())
         self.start = self.next = start
         self.open: dict[int, ReceivedMessage] = {}
-        self.settled: set[int] = set()
+        self.finished: set[int] = set()
         self.skipped: set[int] = set()
         self.last = start
 
@@ -182,16 +182,16 @@ class Consuming(RuleBasedStateMachine):
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
-    def settle(self, data: st.DataObject) -> None:
+    def finish_message(self, data: st.DataObject) -> None:
         offset = data.draw(st.sampled_from(sorted(self.open)))
         assert self.queue.finish_one(self.open.pop(offset))
-        self.settled.add(offset)
+        self.finished.add(offset)
 
-    @precondition(lambda self: self.settled)
+    @precondition(lambda self: self.finished)
     @rule()
-    def settle_again(self) -> None:
+    def finish_again(self) -> None:
         count = self.queue.count
-        stale = messages(min(self.settled))
+        stale = messages(min(self.finished))
         assert self.queue.finish(stale) == self.queue.progress
         assert self.queue.count == count
 
@@ -201,7 +201,7 @@ class Consuming(RuleBasedStateMachine):
         self.queue.drop()
 
     @invariant()
-    def nothing_is_passed_over(self) -> None:
+    def nothing_is_skipped(self) -> None:
         if not hasattr(self, "queue"):
             return
         progress = self.queue.progress
@@ -209,10 +209,10 @@ class Consuming(RuleBasedStateMachine):
         assert progress >= self.last
         self.last = progress
         for offset in range(self.start, progress):
-            assert offset in self.settled or offset in self.skipped
+            assert offset in self.finished or offset in self.skipped
         assert self.queue.count == len(self.open)
         assert self.queue.bytes == sum(message.size for message in self.open.values())
         assert all(message.state != FINISHED for message in self.open.values())
 
 
-TestConsuming = Consuming.TestCase
+TestProcessQueueMachine = ProcessQueueMachine.TestCase

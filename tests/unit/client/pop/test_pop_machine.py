@@ -45,7 +45,7 @@ class PopClientMachine(RuleBasedStateMachine):
         self.sent: set[bytes] = set()
         self.acked: set[bytes] = set()
         self.unsure: set[bytes] = set()
-        self.lent: dict[bytes, tuple[ReceivedMessage, int]] = {}
+        self.in_flight: dict[bytes, tuple[ReceivedMessage, int]] = {}
         self.lost = False
         self.losses: dict[int, tuple[str, int]] = {}
         self.send(0, 1)
@@ -98,15 +98,15 @@ class PopClientMachine(RuleBasedStateMachine):
             self.sent.add(body)
         self.broker_fixture.store.publish()
 
-    @rule(count_max=st.integers(1, 32), lent_ms=LENT_MS, new=st.integers(0, 3))
-    def receive(self, count_max: int, lent_ms: int, new: int) -> None:
+    @rule(count_max=st.integers(1, 32), invisible_ms=LENT_MS, new=st.integers(0, 3))
+    def receive(self, count_max: int, invisible_ms: int, new: int) -> None:
         self.send(3, new)
-        self.take(count_max, lent_ms)
+        self.take(count_max, invisible_ms)
 
-    def take(self, count_max: int, lent_ms: int) -> list[ReceivedMessage]:
+    def take(self, count_max: int, invisible_ms: int) -> list[ReceivedMessage]:
         try:
             messages: list[ReceivedMessage] = self.run(
-                self.consumer.receive(count_max, wait_ms=0, invisible_ms=lent_ms)
+                self.consumer.receive(count_max, wait_ms=0, invisible_ms=invisible_ms)
             )
         except PeerTimeout:
             assert self.lost
@@ -115,9 +115,9 @@ class PopClientMachine(RuleBasedStateMachine):
         for message in messages:
             body = message.body
             assert body not in self.acked, "acknowledged, and here again"
-            if body in self.lent and body not in self.unsure:
-                assert self.lent[body][1] <= self.now_ms, "lent, and here again"
-            self.lent[body] = message, receipt_of(message).visible_ms
+            if body in self.in_flight and body not in self.unsure:
+                assert self.in_flight[body][1] <= self.now_ms, "in flight, and received again"
+            self.in_flight[body] = message, receipt_of(message).visible_ms
             self.unsure.discard(body)
         return messages
 
@@ -132,7 +132,7 @@ class PopClientMachine(RuleBasedStateMachine):
                 some = [] if receiving.exception() else receiving.result()
                 for message in some:
                     assert message.body not in self.acked
-                    self.lent[message.body] = message, 0  # nobody takes care of it
+                    self.in_flight[message.body] = message, 0  # nobody takes care of it
             await asyncio.wait([receiving])
 
         self.loop.run_until_complete(give_up())
@@ -140,43 +140,43 @@ class PopClientMachine(RuleBasedStateMachine):
             self.send(1, 2)
 
     @rule(data=st.data(), count=st.integers(1, 10))
-    @precondition(lambda self: self.lent)
+    @precondition(lambda self: self.in_flight)
     def ack(self, data: st.DataObject, count: int) -> None:
-        bodies = data.draw(st.permutations(sorted(self.lent)))[:count]
+        bodies = data.draw(st.permutations(sorted(self.in_flight)))[:count]
         self.ack_these(bodies)
 
     def ack_these(self, bodies: list[bytes]) -> None:
         async def ack() -> list[object]:
-            acks = (self.consumer.ack(self.lent[body][0]) for body in bodies)
+            acks = (self.consumer.ack(self.in_flight[body][0]) for body in bodies)
             return list(await asyncio.gather(*acks, return_exceptions=True))
 
         began_ms = self.now_ms
         for body, failure in zip(bodies, self.run(ack()), strict=True):
-            in_time = self.now_ms < self.lent[body][1]
+            in_time = self.now_ms < self.in_flight[body][1]
             if failure is None and in_time and body not in self.unsure:
                 self.acked.add(body)
-                del self.lent[body]
+                del self.in_flight[body]
             else:
                 assert failure is None or (isinstance(failure, PeerTimeout) and self.lost)
                 assert began_ms <= self.now_ms
                 self.unsure.add(body)
 
-    @rule(data=st.data(), lent_ms=LENT_MS, then_ack=st.booleans())
-    @precondition(lambda self: self.lent)
-    def extend(self, data: st.DataObject, lent_ms: int, then_ack: bool) -> None:
+    @rule(data=st.data(), invisible_ms=LENT_MS, then_ack=st.booleans())
+    @precondition(lambda self: self.in_flight)
+    def extend(self, data: st.DataObject, invisible_ms: int, then_ack: bool) -> None:
         self.let_pass(data.draw(st.sampled_from([0, 1, 600])))
-        body = data.draw(st.sampled_from(sorted(self.lent)))
-        message, until_ms = self.lent[body]
+        body = data.draw(st.sampled_from(sorted(self.in_flight)))
+        message, until_ms = self.in_flight[body]
         began_ms = self.now_ms
         try:
-            self.run(self.consumer.extend(message, lent_ms))
+            self.run(self.consumer.extend(message, invisible_ms))
         except (PeerTimeout, NotInFlight):
             assert self.lost or body in self.unsure
             self.unsure.add(body)
             return
         if began_ms >= until_ms:
             self.unsure.add(body)
-        self.lent[body] = message, began_ms + lent_ms
+        self.in_flight[body] = message, began_ms + invisible_ms
         if then_ack:
             self.ack_these([body])
 
@@ -204,7 +204,7 @@ class PopClientMachine(RuleBasedStateMachine):
         for _ in range(3):
             self.let_pass(11_000)
             while self.take(32, 10_000):
-                self.ack_these([body for body in self.lent if body not in self.unsure])
+                self.ack_these([body for body in self.in_flight if body not in self.unsure])
         # What we are not sure of is done, or it would have come, and we were sure.
         assert self.sent == self.acked | self.unsure
 

@@ -27,14 +27,14 @@ class Sends:
         self.batches: list[tuple[list[bytes], MessageQueue | None]] = []
         self.error: Exception | None = None
         self.refused: dict[bytes, PenstockError] = {}
-        self.gate: asyncio.Event | None = None
+        self.release: asyncio.Event | None = None
 
     async def __call__(
         self, messages: Sequence[Message], queue: MessageQueue | None
     ) -> list[SendReceipt | PenstockError]:
         self.batches.append(([message.content for message in messages], queue))
-        if self.gate is not None:
-            await self.gate.wait()
+        if self.release is not None:
+            await self.release.wait()
         if self.error is not None:
             raise self.error
         if any(message.content == b"bad" for message in messages):
@@ -196,7 +196,7 @@ def test_stored_messages_of_a_failed_batch_are_not_sent_again() -> None:
 def test_messages_in_flight_are_limited() -> None:
     async def run() -> None:
         clock, sends = VirtualClock(), Sends()
-        sends.gate = asyncio.Event()
+        sends.release = asyncio.Event()
         accumulator = Accumulator(sends, Batching(count_max=2), clock, 3)
         accumulator.add(Message("T", b"1"))
         accumulator.add(Message("T", b"2"))
@@ -205,7 +205,7 @@ def test_messages_in_flight_are_limited() -> None:
             accumulator.add(Message("T", b"4"))
         await clock.elapse(10)
         accumulator.add(Message("T", b"4"))
-        sends.gate.set()
+        sends.release.set()
         await accumulator.close()
         assert (accumulator.in_flight.count, accumulator.in_flight.byte_count) == (0, 0)
 
@@ -215,16 +215,16 @@ def test_messages_in_flight_are_limited() -> None:
 def test_flush_does_not_wait_for_later_messages() -> None:
     async def run() -> None:
         accumulator, sends, clock = _made(Batching(count_max=1))
-        sends.gate = asyncio.Event()
+        sends.release = asyncio.Event()
         first = accumulator.add(Message("T", b"1"))
         flushing = asyncio.ensure_future(accumulator.flush())
         await clock.elapse(0)
-        sends.gate.set()
-        sends.gate = asyncio.Event()
+        sends.release.set()
+        sends.release = asyncio.Event()
         accumulator.add(Message("T", b"2"))
         await flushing
         assert first.done()
-        sends.gate.set()
+        sends.release.set()
         await accumulator.close()
 
     _run(run())
@@ -245,7 +245,7 @@ def test_cancelled_message_is_not_sent() -> None:
 def test_close_flushes_and_refuses_further_messages() -> None:
     async def run() -> None:
         accumulator, sends, clock = _made()
-        sends.gate = asyncio.Event()
+        sends.release = asyncio.Event()
         future = accumulator.add(Message("T", b"1"))
         closing = asyncio.ensure_future(accumulator.close())
         await clock.elapse(0)
@@ -253,7 +253,7 @@ def test_close_flushes_and_refuses_further_messages() -> None:
         assert not closing.done()
         with pytest.raises(ClientClosed):
             accumulator.add(Message("T", b"2"))
-        sends.gate.set()
+        sends.release.set()
         await closing
         assert future.done()
 

@@ -40,7 +40,7 @@ def run(body: Coroutine[Any, Any, None]) -> None:
     asyncio.run(body)
 
 
-async def settle(cluster: FakeCluster, sending: "asyncio.Future[Any]") -> Any:
+async def answer_and_wait(cluster: FakeCluster, sending: "asyncio.Future[Any]") -> Any:
     """Answer what has come to the first broker; the result of the send."""
     await cluster.turn()
     for frame in cluster["broker-a"].requests():
@@ -52,7 +52,7 @@ def test_failed_write_is_not_counted_as_in_flight() -> None:
     async def body() -> None:
         cluster = FakeCluster()
         sender = cluster.sender(in_flight_max=CALLS_MAX * 2)
-        await settle(cluster, sender.submit(ORDER))
+        await answer_and_wait(cluster, sender.submit(ORDER))
         pending = cluster["broker-a"]._calls.pending
         pending.update(dict.fromkeys(range(-CALLS_MAX, 0), Call(1, 1, 1)))
         with pytest.raises(PeerError, match=f"limit is {CALLS_MAX}"):
@@ -75,7 +75,7 @@ def test_request_that_cannot_be_encoded_is_not_counted(known: bool) -> None:
         cluster = FakeCluster(sign=sign)
         sender = cluster.sender()
         if known:
-            await settle(cluster, sender.submit(ORDER))
+            await answer_and_wait(cluster, sender.submit(ORDER))
         fails = True
         with pytest.raises(FrameError):
             await sender.submit(ORDER)
@@ -153,10 +153,10 @@ def test_unused_place_goes_to_the_next_waiter() -> None:
         first = sender.submit(ORDER)
         bad = asyncio.ensure_future(sender.send(Message("Orders", b"")))
         good = asyncio.ensure_future(sender.send(ORDER))
-        await settle(cluster, first)
+        await answer_and_wait(cluster, first)
         with pytest.raises(MessageIllegal):
             await bad
-        await settle(cluster, good)
+        await answer_and_wait(cluster, good)
         assert sender.in_flight.count == 0
 
     run(body())
@@ -170,7 +170,7 @@ def test_close_wakes_all_waiters() -> None:
         waiting = [asyncio.ensure_future(sender.send(ORDER)) for _ in range(3)]
         await cluster.turn()
         closing = asyncio.ensure_future(sender.close(1_000))
-        await settle(cluster, first)
+        await answer_and_wait(cluster, first)
         await closing
         found = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(one) for one in found] == [ClientClosed] * 3
@@ -302,7 +302,7 @@ def test_deferred_send_keeps_its_queue() -> None:
     async def body() -> None:
         cluster = FakeCluster(queues=4)
         broker, sender = cluster["broker-a"], cluster.sender()
-        first: SendReceipt = await settle(cluster, sender.submit(ORDER))
+        first: SendReceipt = await answer_and_wait(cluster, sender.submit(ORDER))
         calls = []
 
         def select(queues: Any, message: Message) -> MessageQueue:
@@ -312,10 +312,12 @@ def test_deferred_send_keeps_its_queue() -> None:
 
         for number in (1, 2, 3):
             broker.connects = False
-            receipt = await settle(cluster, sender.submit(ORDER))
+            receipt = await answer_and_wait(cluster, sender.submit(ORDER))
             assert receipt.queue.queue_id == (first.queue.queue_id + number) % 4
         broker.connects = False
-        assert (await settle(cluster, sender.submit(ORDER, selector=select))).queue.queue_id == 2
+        assert (
+            await answer_and_wait(cluster, sender.submit(ORDER, selector=select))
+        ).queue.queue_id == 2
         assert calls == [1]
 
     run(body())
@@ -325,7 +327,7 @@ def test_use_on_another_thread_or_loop_is_refused() -> None:
     async def body() -> None:
         cluster = FakeCluster()
         sender = cluster.sender()
-        await settle(cluster, sender.submit(ORDER))
+        await answer_and_wait(cluster, sender.submit(ORDER))
 
         async def elsewhere() -> None:
             sender.submit(ORDER)
@@ -348,10 +350,10 @@ def test_unreachable_broker_does_not_delay_the_others() -> None:
         reports: list[str] = []
         sender.faults.report = lambda name, ms, **_: reports.append(name)  # type: ignore[method-assign]
         sender.faulty_brokers.add("broker-z")
-        await settle(cluster, sender.submit(ORDER))
+        await answer_and_wait(cluster, sender.submit(ORDER))
         assert reports == []
         sender.faulty_brokers.add("broker-a")
-        await settle(cluster, sender.submit(ORDER))
+        await answer_and_wait(cluster, sender.submit(ORDER))
         assert reports == ["broker-a"]
         assert sender.faulty_brokers == {"broker-z"}
 
@@ -389,12 +391,12 @@ def test_restart_uses_new_connections() -> None:
     async def body() -> None:
         cluster = FakeCluster()
         sender = cluster.sender()
-        await settle(cluster, sender.submit(ORDER))
+        await answer_and_wait(cluster, sender.submit(ORDER))
         await sender.close(1_000)
         before = cluster.brokers["broker-a"]
         cluster.brokers["broker-a"] = type(before)(before.name, before.address)
         sender.start()
-        await settle(cluster, sender.submit(ORDER))
+        await answer_and_wait(cluster, sender.submit(ORDER))
         assert len(cluster["broker-a"].seen) == 1
 
     run(body())

@@ -33,7 +33,7 @@ PULL, UPDATE = RequestCode.PULL_MESSAGE, RequestCode.UPDATE_CONSUMER_OFFSET
 Q = [MessageQueue("T", BROKER, number) for number in range(4)]
 
 
-class Scene:
+class PullFixture:
     """A broker with the topic T of four queues, a session and a consumer of the group G."""
 
     def __init__(self, broker_fixture: ClientBrokerFixture, **options: Any) -> None:
@@ -61,10 +61,10 @@ class Scene:
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Callable[..., None]:
-    def run(body: Callable[[Scene], Coroutine[Any, Any, None]], **options: Any) -> None:
+def run_test(tmp_path: Path) -> Callable[..., None]:
+    def run(body: Callable[[PullFixture], Coroutine[Any, Any, None]], **options: Any) -> None:
         async def main() -> None:
-            async with scene(tmp_path / "store", **options) as made:
+            async with pull_fixture(tmp_path / "store", **options) as made:
                 await body(made)
 
         asyncio.run(main())
@@ -73,11 +73,11 @@ def play(tmp_path: Path) -> Callable[..., None]:
 
 
 @asynccontextmanager
-async def scene(root: Path, **options: Any) -> AsyncIterator[Scene]:
+async def pull_fixture(root: Path, **options: Any) -> AsyncIterator[PullFixture]:
     broker_fixture = ClientBrokerFixture(root)
     try:
         broker_fixture.send("T", 0, b"first")
-        made = Scene(broker_fixture, **options)
+        made = PullFixture(broker_fixture, **options)
         async with made.consumer:
             yield made
     finally:
@@ -87,133 +87,133 @@ async def scene(root: Path, **options: Any) -> AsyncIterator[Scene]:
 # --- polling
 
 
-def test_assigned_queues_are_polled_in_order(play: Any) -> None:
-    async def body(scene: Scene) -> None:
-        consumer = scene.consumer
+def test_assigned_queues_are_polled_in_order(run_test: Any) -> None:
+    async def body(fixture: PullFixture) -> None:
+        consumer = fixture.consumer
         assert await consumer.queues("T") == Q
         consumer.assign(Q[:2])
         assert consumer.assignment() == Q[:2]
-        scene.send(0, *"abc")
-        scene.send(1, *"xyz")
-        scene.send(2, "not ours")
-        got = await scene.poll()
+        fixture.send(0, *"abc")
+        fixture.send(1, *"xyz")
+        fixture.send(2, "not ours")
+        got = await fixture.poll()
         for queue in Q[:2]:
             mine = [m.queue_offset for m in got if m.queue == queue]
             assert mine == list(range(len(mine)))
             assert await consumer.position(queue) == len(mine)
         assert sorted(m.body for m in got) == sorted([b"first", *map(str.encode, "abcxyz")])
-        assert await scene.poll() == []
+        assert await fixture.poll() == []
 
-    play(body)
+    run_test(body)
 
 
-def test_poll_waits_for_the_first_message(play: Any) -> None:
-    async def body(scene: Scene) -> None:
-        scene.consumer.assign(Q)
-        assert await scene.bodies() == ["first"]
-        polling = asyncio.ensure_future(scene.consumer.poll(30_000))
-        await scene.session.elapse(20_000)
+def test_poll_waits_for_the_first_message(run_test: Any) -> None:
+    async def body(fixture: PullFixture) -> None:
+        fixture.consumer.assign(Q)
+        assert await fixture.bodies() == ["first"]
+        polling = asyncio.ensure_future(fixture.consumer.poll(30_000))
+        await fixture.session.elapse(20_000)
         assert not polling.done()
-        scene.send(3, "now")
-        await scene.session.elapse(500)
+        fixture.send(3, "now")
+        await fixture.session.elapse(500)
         assert [m.body for m in await polling] == [b"now"]
-        polling = asyncio.ensure_future(scene.consumer.poll(2_000))
-        await scene.session.elapse(2_500)
+        polling = asyncio.ensure_future(fixture.consumer.poll(2_000))
+        await fixture.session.elapse(2_500)
         assert await polling == []
 
-    play(body)
+    run_test(body)
 
 
-def test_poll_is_limited_and_all_queues_get_a_turn(play: Any) -> None:
-    async def body(scene: Scene) -> None:
+def test_poll_is_limited_and_all_queues_get_a_turn(run_test: Any) -> None:
+    async def body(fixture: PullFixture) -> None:
         for queue_id in range(4):
-            scene.send(queue_id, *(f"{queue_id}{n}" for n in range(10)))
-        scene.consumer.assign(Q)
+            fixture.send(queue_id, *(f"{queue_id}{n}" for n in range(10)))
+        fixture.consumer.assign(Q)
         begun = set()
         for _ in range(4):
-            (message,) = await scene.poll(1)
+            (message,) = await fixture.poll(1)
             begun.add(message.queue)
         assert begun == set(Q)
-        assert len(await scene.poll(30)) == 30
-        assert len(await scene.poll(30)) == 7
+        assert len(await fixture.poll(30)) == 30
+        assert len(await fixture.poll(30)) == 7
 
-    play(body)
+    run_test(body)
 
 
-def test_fetched_messages_are_limited(play: Any) -> None:
-    async def body(scene: Scene) -> None:
-        scene.send(0, *map(str, range(200)))
-        scene.consumer.assign(Q[:1])
-        await scene.session.elapse(5_000)
-        pulls = scene.session.counts[PULL]
-        await scene.session.elapse(60_000)
-        assert scene.session.counts[PULL] == pulls == 4
+def test_fetched_messages_are_limited(run_test: Any) -> None:
+    async def body(fixture: PullFixture) -> None:
+        fixture.send(0, *map(str, range(200)))
+        fixture.consumer.assign(Q[:1])
+        await fixture.session.elapse(5_000)
+        pulls = fixture.session.counts[PULL]
+        await fixture.session.elapse(60_000)
+        assert fixture.session.counts[PULL] == pulls == 4
         got = 0
-        while some := await scene.poll():
+        while some := await fixture.poll():
             got += len(some)
         assert got == 201
 
-    play(body, messages_max=100)
+    run_test(body, messages_max=100)
 
 
-def test_position_advances_over_filtered_messages(play: Any) -> None:
-    async def body(scene: Scene) -> None:
-        scene.send(0, *"ab", tag="x")
-        scene.send(0, *"cd", tag="y")
+def test_position_advances_over_filtered_messages(run_test: Any) -> None:
+    async def body(fixture: PullFixture) -> None:
+        fixture.send(0, *"ab", tag="x")
+        fixture.send(0, *"cd", tag="y")
         # "Aa" and "BB" have the same hash
-        scene.send(0, "e", tag="Aa")
-        scene.send(0, "f", tag="BB")
-        consumer = scene.consumer
+        fixture.send(0, "e", tag="Aa")
+        fixture.send(0, "f", tag="BB")
+        consumer = fixture.consumer
         consumer.assign(Q[:1], "x || Aa")
-        assert await scene.bodies() == ["a", "b", "e"]
+        assert await fixture.bodies() == ["a", "b", "e"]
         assert await consumer.position(Q[0]) == 7
         consumer.assign(Q[:1], sql="TAGS = 'y'")
         await consumer.seek_to_begin(Q[0])
-        assert await scene.bodies() == ["c", "d"]
+        assert await fixture.bodies() == ["c", "d"]
 
-    play(body)
+    run_test(body)
 
 
-def test_paused_queues_keep_fetched_messages(play: Any) -> None:
-    async def body(scene: Scene) -> None:
-        consumer = scene.consumer
+def test_paused_queues_keep_fetched_messages(run_test: Any) -> None:
+    async def body(fixture: PullFixture) -> None:
+        consumer = fixture.consumer
         consumer.assign(Q[:2])
         consumer.pause(Q[:1])  # before it has begun
-        scene.send(1, "x")
-        assert await scene.bodies() == ["x"]
+        fixture.send(1, "x")
+        assert await fixture.bodies() == ["x"]
         consumer.resume(Q[:1])
-        await scene.session.elapse(100)
+        await fixture.session.elapse(100)
         consumer.pause(Q[:2])
-        assert await scene.poll() == []
+        assert await fixture.poll() == []
         polling = asyncio.ensure_future(consumer.poll(5_000))
-        await scene.session.elapse(1_000)
+        await fixture.session.elapse(1_000)
         consumer.resume(Q[:1])
-        await scene.session.elapse(100)
+        await fixture.session.elapse(100)
         assert [m.body for m in await polling] == [b"first"]
 
-    play(body)
+    run_test(body)
 
 
 # --- moving
 
 
-def test_seek(play: Any) -> None:
-    async def body(scene: Scene) -> None:
-        consumer = scene.consumer
-        scene.send(0, *"abcdef")
+def test_seek(run_test: Any) -> None:
+    async def body(fixture: PullFixture) -> None:
+        consumer = fixture.consumer
+        fixture.send(0, *"abcdef")
         consumer.assign(Q[:1])
-        await scene.poll()
+        await fixture.poll()
         await consumer.seek(Q[0], 5)
         assert await consumer.position(Q[0]) == 5
-        assert await scene.bodies() == ["e", "f"]
+        assert await fixture.bodies() == ["e", "f"]
         await consumer.seek_to_begin(Q[0])
-        assert len(await scene.bodies()) == 7
+        assert len(await fixture.bodies()) == 7
         await consumer.seek_to_end(Q[0])
-        assert await scene.bodies() == []
-        scene.send(0, "g")
-        assert await scene.bodies() == ["g"]
+        assert await fixture.bodies() == []
+        fixture.send(0, "g")
+        assert await fixture.bodies() == ["g"]
         await consumer.seek_to_time(Q[0], datetime(2001, 1, 1, tzinfo=UTC))
-        assert len(await scene.bodies()) == 8
+        assert len(await fixture.bodies()) == 8
         assert await consumer.begin_offset(Q[0]) == 0
         assert await consumer.end_offset(Q[0]) == 8
         for wrong in (-1, 9):
@@ -221,78 +221,80 @@ def test_seek(play: Any) -> None:
                 await consumer.seek(Q[0], wrong)
         assert await consumer.position(Q[0]) == 8
 
-    play(body)
+    run_test(body)
 
 
-def test_messages_fetched_before_a_seek_are_discarded(play: Any) -> None:
-    async def body(scene: Scene) -> None:
-        scene.send(0, *map(str, range(40)))
-        scene.consumer.assign(Q[:1])
-        assert len(await scene.poll(10)) == 10
-        await scene.consumer.seek(Q[0], 30)
-        assert [m.queue_offset for m in await scene.poll()] == list(range(30, 41))
+def test_messages_fetched_before_a_seek_are_discarded(run_test: Any) -> None:
+    async def body(fixture: PullFixture) -> None:
+        fixture.send(0, *map(str, range(40)))
+        fixture.consumer.assign(Q[:1])
+        assert len(await fixture.poll(10)) == 10
+        await fixture.consumer.seek(Q[0], 30)
+        assert [m.queue_offset for m in await fixture.poll()] == list(range(30, 41))
 
-    play(body)
-
-
-def test_position_that_the_broker_does_not_have_is_moved(play: Any) -> None:
-    async def body(scene: Scene) -> None:
-        scene.broker_fixture.context.offsets.commit("G", "T", 0, 50, scene.broker_fixture.now_ms)
-        scene.consumer.assign(Q[:1])
-        await scene.session.elapse(100)
-        assert await scene.consumer.position(Q[0]) == 1
-        scene.send(0, "next")
-        assert await scene.bodies() == ["next"]
-
-    play(body)
+    run_test(body)
 
 
-def test_assign_replaces_the_assignment(play: Any) -> None:
-    async def body(scene: Scene) -> None:
-        consumer = scene.consumer
-        scene.send(1, "a", "b")
+def test_position_that_the_broker_does_not_have_is_moved(run_test: Any) -> None:
+    async def body(fixture: PullFixture) -> None:
+        fixture.broker_fixture.context.offsets.commit(
+            "G", "T", 0, 50, fixture.broker_fixture.now_ms
+        )
+        fixture.consumer.assign(Q[:1])
+        await fixture.session.elapse(100)
+        assert await fixture.consumer.position(Q[0]) == 1
+        fixture.send(0, "next")
+        assert await fixture.bodies() == ["next"]
+
+    run_test(body)
+
+
+def test_assign_replaces_the_assignment(run_test: Any) -> None:
+    async def body(fixture: PullFixture) -> None:
+        consumer = fixture.consumer
+        fixture.send(1, "a", "b")
         consumer.assign(Q[:2])
-        assert await scene.bodies() == ["a", "b", "first"]
-        assert await scene.poll() == []
+        assert await fixture.bodies() == ["a", "b", "first"]
+        assert await fixture.poll() == []
         consumer.assign(Q[1:3])
-        await scene.session.elapse(100)
-        assert scene.stored(0) == 1, "progress of what is given up is stored"
+        await fixture.session.elapse(100)
+        assert fixture.stored(0) == 1, "progress of what is given up is stored"
         assert consumer.assignment() == Q[1:3]
         with pytest.raises(QueueNotAssigned):
             await consumer.seek(Q[0], 0)
         with pytest.raises(QueueNotAssigned):
             consumer.pause(Q[:1])
-        assert await scene.poll() == []
+        assert await fixture.poll() == []
         consumer.assign([])
-        assert await scene.poll() == []
+        assert await fixture.poll() == []
         consumer.assign(Q[:2])
-        scene.send(0, "c")
-        assert await scene.bodies() == ["c"]
+        fixture.send(0, "c")
+        assert await fixture.bodies() == ["c"]
 
-    play(body)
+    run_test(body)
 
 
 # --- progress
 
 
-def test_auto_commit_after_the_next_poll(play: Any) -> None:
-    async def body(scene: Scene) -> None:
-        scene.consumer.assign(Q[:1])
-        assert await scene.bodies() == ["first"]
-        await scene.session.elapse(11_000)
-        assert scene.stored() is None, "the application may still be at it"
-        await scene.poll()
-        await scene.session.elapse(6_000)
-        assert scene.stored() == 1
+def test_auto_commit_after_the_next_poll(run_test: Any) -> None:
+    async def body(fixture: PullFixture) -> None:
+        fixture.consumer.assign(Q[:1])
+        assert await fixture.bodies() == ["first"]
+        await fixture.session.elapse(11_000)
+        assert fixture.stored() is None, "the application may still be at it"
+        await fixture.poll()
+        await fixture.session.elapse(6_000)
+        assert fixture.stored() == 1
 
-    play(body)
+    run_test(body)
 
 
 def test_offsets_are_committed_at_the_end_unless_there_is_an_error(tmp_path: Path) -> None:
     async def body(error: type[Exception] | None, stored: int | None) -> None:
         broker_fixture = ClientBrokerFixture(tmp_path / str(error))
         broker_fixture.send("T", 0, b"first")
-        one = Scene(broker_fixture)
+        one = PullFixture(broker_fixture)
         try:
             async with one.consumer as consumer:
                 consumer.assign(Q[:1])
@@ -308,172 +310,174 @@ def test_offsets_are_committed_at_the_end_unless_there_is_an_error(tmp_path: Pat
     asyncio.run(body(KeyError, None))
 
 
-def test_offsets_are_committed_manually(play: Any) -> None:
-    async def body(scene: Scene) -> None:
-        consumer = scene.consumer
-        scene.send(0, *"abc")
-        scene.send(1, "x")
+def test_offsets_are_committed_manually(run_test: Any) -> None:
+    async def body(fixture: PullFixture) -> None:
+        consumer = fixture.consumer
+        fixture.send(0, *"abc")
+        fixture.send(1, "x")
         consumer.assign(Q[:2])
         assert await consumer.committed(Q[0]) is None
-        assert len(await scene.poll()) == 5
-        await scene.poll()
-        await scene.session.elapse(20_000)
-        assert (scene.stored(0), scene.session.counts[UPDATE]) == (None, 0)
+        assert len(await fixture.poll()) == 5
+        await fixture.poll()
+        await fixture.session.elapse(20_000)
+        assert (fixture.stored(0), fixture.session.counts[UPDATE]) == (None, 0)
         await consumer.commit({Q[0]: 2})
-        assert (scene.stored(0), scene.stored(1)) == (2, None)
+        assert (fixture.stored(0), fixture.stored(1)) == (2, None)
         for wrong in (5, -1):
             with pytest.raises(InvalidParameter, match="its position is 4"):
                 await consumer.commit({Q[0]: wrong})
         with pytest.raises(QueueNotAssigned):
             await consumer.commit({Q[3]: 0})
         await consumer.commit()
-        assert (scene.stored(0), scene.stored(1)) == (4, 1)
+        assert (fixture.stored(0), fixture.stored(1)) == (4, 1)
         assert await consumer.committed(Q[0]) == 4
         await consumer.seek(Q[0], 1)
         await consumer.commit()
-        assert scene.stored(0) == 1, "back is a direction too"
-        scene.session.lose = lambda code: "request" if code == UPDATE else None
+        assert fixture.stored(0) == 1, "back is a direction too"
+        fixture.session.lose = lambda code: "request" if code == UPDATE else None
         with pytest.raises(PeerTimeout):
             await consumer.commit()
 
-    play(body, auto_commit=False)
+    run_test(body, auto_commit=False)
 
 
-def test_start_position_of_a_new_group(play: Any) -> None:
-    async def body(scene: Scene) -> None:
-        scene.consumer.assign(Q[:1])
+def test_start_position_of_a_new_group(run_test: Any) -> None:
+    async def body(fixture: PullFixture) -> None:
+        fixture.consumer.assign(Q[:1])
         # Brokers say 0 for a group that is new to a young queue: it has all of it.
-        assert await scene.bodies() == ["first"]
+        assert await fixture.bodies() == ["first"]
 
-    play(body, start_at="last")
+    run_test(body, start_at="last")
 
 
-def test_broadcast_offsets_are_local(play: Any, tmp_path: Path) -> None:
+def test_broadcast_offsets_are_local(run_test: Any, tmp_path: Path) -> None:
     file = tmp_path / "offsets.json"
 
-    async def body(scene: Scene) -> None:
-        scene.consumer.assign(Q[:1])
-        assert await scene.bodies() == ["first"]
-        await scene.consumer.commit()
-        assert await scene.consumer.committed(Q[0]) == 1
-        assert scene.stored() is None
+    async def body(fixture: PullFixture) -> None:
+        fixture.consumer.assign(Q[:1])
+        assert await fixture.bodies() == ["first"]
+        await fixture.consumer.commit()
+        assert await fixture.consumer.committed(Q[0]) == 1
+        assert fixture.stored() is None
         assert file.exists()
 
-    play(body, model="broadcast", offsets_path=file)
+    run_test(body, model="broadcast", offsets_path=file)
 
 
 # --- sharing
 
 
-def test_subscribed_topics_are_assigned_and_listeners_are_called(play: Any) -> None:
+def test_subscribed_topics_are_assigned_and_listeners_are_called(run_test: Any) -> None:
     heard: list[tuple[str, list[MessageQueue]]] = []
 
     async def revoked(queues: list[MessageQueue]) -> None:
         heard.append(("-", queues))
         raise ValueError("a listener's own fault")
 
-    async def body(scene: Scene) -> None:
-        consumer = scene.consumer
+    async def body(fixture: PullFixture) -> None:
+        consumer = fixture.consumer
         consumer.subscribe("T")
-        await scene.session.elapse(1_000)
+        await fixture.session.elapse(1_000)
         assert consumer.assignment() == Q
         assert heard == [("+", Q)]
-        assert await scene.bodies() == ["first"]
+        assert await fixture.bodies() == ["first"]
         with pytest.raises(InvalidParameter, match="subscribed"):
             consumer.assign(Q)
         consumer.unsubscribe("T")
-        await scene.session.elapse(21_000)
+        await fixture.session.elapse(21_000)
         assert consumer.assignment() == []
         assert sorted(heard[1:]) == [("-", [queue]) for queue in Q]
-        assert scene.stored() in (None, 0), "what was polled last does not count as done yet"
+        assert fixture.stored() in (None, 0), "what was polled last does not count as done yet"
 
-    play(body, on_assigned=lambda queues: heard.append(("+", queues)), on_revoked=revoked)
+    run_test(body, on_assigned=lambda queues: heard.append(("+", queues)), on_revoked=revoked)
 
 
-def test_listener_can_commit_a_revoked_queue(play: Any) -> None:
-    scenes: list[Scene] = []
+def test_listener_can_commit_a_revoked_queue(run_test: Any) -> None:
+    scenes: list[PullFixture] = []
 
     async def revoked(queues: list[MessageQueue]) -> None:
         consumer = scenes[0].consumer
         for queue in queues:
             await consumer.commit({queue: await consumer.position(queue)})
 
-    async def body(scene: Scene) -> None:
-        scenes.append(scene)
-        scene.consumer.subscribe("T")
-        await scene.session.elapse(1_000)
-        assert await scene.bodies() == ["first"]
-        await scene.consumer.close()
-        assert scene.stored() == 1
-        await scene.consumer.start()
+    async def body(fixture: PullFixture) -> None:
+        scenes.append(fixture)
+        fixture.consumer.subscribe("T")
+        await fixture.session.elapse(1_000)
+        assert await fixture.bodies() == ["first"]
+        await fixture.consumer.close()
+        assert fixture.stored() == 1
+        await fixture.consumer.start()
 
-    play(body, auto_commit=False, on_revoked=revoked)
+    run_test(body, auto_commit=False, on_revoked=revoked)
 
 
-def test_subscriptions_are_in_heartbeats(play: Any) -> None:
-    async def body(scene: Scene) -> None:
-        core = scene.session.members[0]
+def test_subscriptions_are_in_heartbeats(run_test: Any) -> None:
+    async def body(fixture: PullFixture) -> None:
+        core = fixture.session.members[0]
         (data,) = core.consumers()
         assert (data.consume_type, data.message_model) == ("CONSUME_ACTIVELY", "CLUSTERING")
-        scene.consumer.assign(Q)
+        fixture.consumer.assign(Q)
         (data,) = core.consumers()
         assert data.subscription_data_set == [], "assigned queues are nobody else's business"
         with pytest.raises(InvalidParameter, match="assigned"):
-            scene.consumer.subscribe("T")
+            fixture.consumer.subscribe("T")
 
-    play(body)
+    run_test(body)
 
-    async def subscribed(scene: Scene) -> None:
-        scene.consumer.subscribe("T", "a || b")
-        (data,) = scene.session.members[0].consumers()
+    async def subscribed(fixture: PullFixture) -> None:
+        fixture.consumer.subscribe("T", "a || b")
+        (data,) = fixture.session.members[0].consumers()
         (subscription,) = data.subscription_data_set
         assert (subscription.topic, subscription.tags_set) == ("T", frozenset({"a", "b"}))
 
-    play(subscribed)
+    run_test(subscribed)
 
 
 # --- what brokers ask
 
 
-def send_request(scene: Scene, code: int, body: bytes = b"", **ext: str) -> Any:
+def send_request(fixture: PullFixture, code: int, body: bytes = b"", **ext: str) -> Any:
     ask = PeerRequest(code, ext, body, None, False, 1, 0, 493, 0, None)  # type: ignore[arg-type]
-    return scene.session.members[0].handle_request(ask, BROKER)
+    return fixture.session.members[0].handle_request(ask, BROKER)
 
 
-def test_consumer_status_and_reset_requests(play: Any) -> None:
-    async def body(scene: Scene) -> None:
-        scene.send(0, *"abc")
-        scene.consumer.assign(Q[:1])
-        await scene.poll()
-        await scene.poll()
+def test_consumer_status_and_reset_requests(run_test: Any) -> None:
+    async def body(fixture: PullFixture) -> None:
+        fixture.send(0, *"abc")
+        fixture.consumer.assign(Q[:1])
+        await fixture.poll()
+        await fixture.poll()
         answer = send_request(
-            scene, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, group="G", topic="T"
+            fixture, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, group="G", topic="T"
         )
         assert isinstance(answer, Response)
         status = fastjson.decode(answer.body, GetConsumerStatusBody)
         assert status.message_queue_table == {Q[0]: 4}
-        answer = send_request(scene, RequestCode.GET_CONSUMER_RUNNING_INFO, consumerGroup="G")
+        answer = send_request(fixture, RequestCode.GET_CONSUMER_RUNNING_INFO, consumerGroup="G")
         info = fastjson.decode(answer.body, ConsumerRunningInfo)
         assert list(info.mq_table) == Q[:1]
         table = fastjson.encode(ResetOffsetBody(offset_table={Q[0]: 2, Q[1]: 5}))
         await send_request(
-            scene, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, table, group="G", topic="T"
+            fixture, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, table, group="G", topic="T"
         )
-        assert scene.stored() == 2
-        assert await scene.bodies() == ["b", "c"]
+        assert fixture.stored() == 2
+        assert await fixture.bodies() == ["b", "c"]
         assert (
-            send_request(scene, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="G") is None
+            send_request(fixture, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="G")
+            is None
         )
         assert (
-            send_request(scene, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="H") is False
+            send_request(fixture, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="H")
+            is False
         )
 
-    play(body)
+    run_test(body)
 
 
-def test_wrong_calls_have_a_hint(play: Any) -> None:
-    async def body(scene: Scene) -> None:
-        consumer = scene.consumer
+def test_wrong_calls_have_a_hint(run_test: Any) -> None:
+    async def body(fixture: PullFixture) -> None:
+        consumer = fixture.consumer
         with pytest.raises(InvalidParameter, match="no subscription or assignment"):
             await consumer.poll()
         consumer.assign(Q[:1])
@@ -487,7 +491,7 @@ def test_wrong_calls_have_a_hint(play: Any) -> None:
             await consumer.poll()
         await consumer.start()
 
-    play(body)
+    run_test(body)
     wrongs: list[dict[str, Any]] = [
         {"group": ""}, {"auto_commit_ms": 0}, {"model": "x"}, {"offsets_path": "x"},
     ]  # fmt: skip

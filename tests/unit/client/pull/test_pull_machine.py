@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from penstock.client.messages import MessageQueue
 from penstock.errors import InvalidParameter
 from tests.unit.client.client_kit import ClientBrokerFixture
-from tests.unit.client.pull.test_async_pull_consumer import PULL, Q, Scene
+from tests.unit.client.pull.test_async_pull_consumer import PULL, PullFixture, Q
 
 
 class PullMachine(RuleBasedStateMachine):
@@ -38,11 +38,11 @@ class PullMachine(RuleBasedStateMachine):
     @initialize(batch=st.integers(1, 5))
     def begin(self, batch: int) -> None:
         async def start() -> None:
-            self.scene = Scene(
+            self.fixture = PullFixture(
                 self.broker_fixture, auto_commit=False, pull_batch=batch, messages_max=7
             )
-            self.consumer = self.scene.consumer
-            self.scene.session.lose = lambda code: (
+            self.consumer = self.fixture.consumer
+            self.fixture.session.lose = lambda code: (
                 self.losses.pop() if self.losses and code == PULL else None
             )
             await self.consumer.start()
@@ -51,7 +51,7 @@ class PullMachine(RuleBasedStateMachine):
         self.run(start())
 
     def teardown(self) -> None:
-        if hasattr(self, "scene"):
+        if hasattr(self, "fixture"):
             self.run(self.consumer.close())
         self.broker_fixture.close()
         self.loop.close()
@@ -78,7 +78,7 @@ class PullMachine(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([0, 1, 300, 16_000]))
     def let_pass(self, ms: int) -> None:
-        self.run(self.scene.session.elapse(ms))
+        self.run(self.fixture.session.elapse(ms))
 
     @rule(queue=st.sampled_from(Q[:2]), allocation=st.floats(0, 1))
     def seek(self, queue: MessageQueue, allocation: float) -> None:
@@ -119,12 +119,12 @@ class PullMachine(RuleBasedStateMachine):
     def commit_all(self) -> None:
         self.run(self.consumer.commit())
         for queue, offset in self.positions.items():
-            stored = self.scene.stored(queue.queue_id)
+            stored = self.fixture.stored(queue.queue_id)
             assert (0 if stored is None else stored) == offset
 
     @invariant()
     def positions_are_known(self) -> None:
-        if hasattr(self, "scene"):
+        if hasattr(self, "fixture"):
             for queue, offset in self.positions.items():
                 assert self.run(self.consumer.position(queue)) == offset
 

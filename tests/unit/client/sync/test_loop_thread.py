@@ -258,12 +258,12 @@ def test_wait_for_a_call_that_never_starts_raises(monkeypatch: pytest.MonkeyPatc
 
 
 def test_future_cancelled_before_the_start_is_done() -> None:
-    thread, held = LoopThread("test"), threading.Event()
-    thread.call_soon(lambda: held.wait(10))
+    thread, release = LoopThread("test"), threading.Event()
+    thread.call_soon(lambda: release.wait(10))
     future = thread.submit(AsyncEcho().echo, "x")
     assert future.cancel()
     assert future.cancel()
-    held.set()
+    release.set()
     assert wait([future], 10).done == {future}
     thread.stop()
 

@@ -35,11 +35,11 @@ class Traces:
     def __init__(self) -> None:
         self.sent: list[Message] = []
         self.fails = False
-        self.gate: asyncio.Event | None = None
+        self.release: asyncio.Event | None = None
 
     async def __call__(self, message: Message) -> None:
-        if self.gate is not None:
-            await self.gate.wait()
+        if self.release is not None:
+            await self.release.wait()
         if self.fails:
             raise PeerTimeout("no answer")
         self.sent.append(message)
@@ -234,11 +234,11 @@ def test_trace_message_has_one_topic_and_a_limited_size() -> None:
 def test_records_beyond_the_limit_are_dropped_and_counted() -> None:
     async def run() -> None:
         tracer, traces, clock = _made()
-        traces.gate = asyncio.Event()
+        traces.release = asyncio.Event()
         for _ in range(WAITING_MAX + 5):
             tracer.sent(Message("T"), _receipt(), address="x", born_ms=clock.now_ms())
         assert tracer.dropped == 5
-        traces.gate.set()
+        traces.release.set()
         await tracer.close()
         assert len(traces.lines) == WAITING_MAX
 
@@ -253,12 +253,12 @@ def test_failure_is_logged_once_and_close_does_not_hang(caplog: pytest.LogCaptur
             tracer.sent(Message("T"), _receipt(), address="x", born_ms=clock.now_ms())
             await tracer.flush()
         assert len(caplog.records) == 1
-        traces.gate = asyncio.Event()
+        traces.release = asyncio.Event()
         tracer.sent(Message("T"), _receipt(), address="x", born_ms=clock.now_ms())
         closing = asyncio.ensure_future(tracer.close())
         await clock.elapse(5_000)
         assert closing.done()
-        traces.gate.set()
+        traces.release.set()
 
     _run(run())
 

@@ -415,19 +415,19 @@ def test_check_backs_of_other_groups_and_malformed_ones_are_ignored() -> None:
         assert producer.handle_request(ask, "x") is None
 
 
-def _gated() -> tuple[asyncio.Event, Callable[[ReceivedMessage], Awaitable[bool]]]:
-    gate = asyncio.Event()
+def _blocked_check() -> tuple[asyncio.Event, Callable[[ReceivedMessage], Awaitable[bool]]]:
+    release = asyncio.Event()
 
     async def check(message: ReceivedMessage) -> bool:
-        await gate.wait()
+        await release.wait()
         return True
 
-    return gate, check
+    return release, check
 
 
 def test_repeated_check_backs_are_answered_once_and_their_number_is_limited() -> None:
     async def run() -> None:
-        gate, check = _gated()
+        release, check = _blocked_check()
         producer, session, _ = _made(check)
         tasks = []
         for number in range(CHECKS_MAX):
@@ -436,7 +436,7 @@ def test_repeated_check_backs_are_answered_once_and_their_number_is_limited() ->
             tasks.append(asyncio.ensure_future(work))
         assert producer.handle_request(_ask(message_id="ID0"), "x") is None
         assert producer.handle_request(_ask(message_id="more"), "x") is None
-        gate.set()
+        release.set()
         await asyncio.gather(*tasks)
         assert len(session.calls) == CHECKS_MAX
         await _answer(producer, _ask(message_id="more"))
@@ -446,7 +446,7 @@ def test_repeated_check_backs_are_answered_once_and_their_number_is_limited() ->
 
 def test_close_waits_for_running_checks() -> None:
     async def run() -> None:
-        gate, check = _gated()
+        release, check = _blocked_check()
         producer, session, clock = _made(check)
         work = producer.handle_request(_ask(), "x")
         assert isinstance(work, Awaitable)
@@ -456,7 +456,7 @@ def test_close_waits_for_running_checks() -> None:
         assert not finishing.done()
         await clock.elapse(1)
         assert finishing.done()
-        gate.set()
+        release.set()
         await task
         await producer._checks.finish(3_000)
         assert len(session.calls) == 1

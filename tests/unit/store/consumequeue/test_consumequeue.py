@@ -65,7 +65,7 @@ def test_an_entry_is_offset_size_and_tag_hash(queue: ConsumeQueue) -> None:
     assert data[40:] == bytes(FILE_BYTES - 40)
 
 
-def test_a_queue_goes_on_in_the_next_file(queue: ConsumeQueue) -> None:
+def test_a_full_file_is_followed_by_the_next_one(queue: ConsumeQueue) -> None:
     fill(queue, 2 * FILE_ENTRIES + 1)
     assert names(queue) == [f"{n * FILE_BYTES:020d}" for n in range(3)]
     assert entries(queue) == [(n * SIZE, SIZE, n) for n in range(17)]
@@ -80,12 +80,12 @@ def test_reading_ends_at_the_file_and_at_the_queue(queue: ConsumeQueue) -> None:
     assert queue.read(1000, 100) == b""
 
 
-def test_an_entry_outside_is_none(queue: ConsumeQueue) -> None:
+def test_an_entry_out_of_range_is_none(queue: ConsumeQueue) -> None:
     fill(queue, 3)
     assert [queue.entry(n) for n in (-1, 3, 1 << 50)] == [None, None, None]
 
 
-def test_a_read_that_would_wait_is_none(
+def test_a_read_that_would_block_is_none(
     queue: ConsumeQueue, disk: WatchedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(queue, 3)
@@ -95,7 +95,7 @@ def test_a_read_that_would_wait_is_none(
 
 
 @pytest.mark.parametrize("begin", [0, 3, 8, 21, 1 << 40])
-def test_a_queue_may_begin_anywhere(queue: ConsumeQueue, begin: int) -> None:
+def test_a_queue_may_start_at_any_offset(queue: ConsumeQueue, begin: int) -> None:
     queue.begin_at(begin)
     assert (queue.min_offset, queue.max_offset) == (begin, begin)
     assert queue.append(500, SIZE, 7) == begin
@@ -109,7 +109,7 @@ def test_a_queue_may_begin_anywhere(queue: ConsumeQueue, begin: int) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 1, 7, 8, 9, 15, 16])
-def test_cut_forgets_entries_and_zeroes_their_bytes(queue: ConsumeQueue, keep: int) -> None:
+def test_cut_removes_entries_and_zeroes_their_bytes(queue: ConsumeQueue, keep: int) -> None:
     fill(queue, 20)
     queue.cut(keep)
     assert queue.max_offset == keep
@@ -122,12 +122,12 @@ def test_cut_forgets_entries_and_zeroes_their_bytes(queue: ConsumeQueue, keep: i
     assert queue.max_offset == 20
 
 
-def test_cut_of_a_queue_without_files_is_nothing(queue: ConsumeQueue) -> None:
+def test_cut_of_a_queue_without_files_does_nothing(queue: ConsumeQueue) -> None:
     queue.cut(0)
     assert queue.max_offset == 0
 
 
-def test_cut_below_the_first_file_begins_anew(queue: ConsumeQueue) -> None:
+def test_cut_below_the_first_file_empties_the_queue(queue: ConsumeQueue) -> None:
     queue.begin_at(20)
     fill(queue, 3, 100)
     queue.cut(0)
@@ -140,7 +140,7 @@ def test_cut_below_the_first_file_begins_anew(queue: ConsumeQueue) -> None:
     ("log_begin", "expected"),
     [(0, 0), (1, 1), (100, 1), (750, 8), (800, 8), (1800, 18), (1900, 19), (2000, 20), (9999, 20)],
 )
-def test_the_queue_begins_with_the_first_record_there_is(
+def test_the_min_offset_is_that_of_the_first_existing_record(
     queue: ConsumeQueue, log_begin: int, expected: int
 ) -> None:
     fill(queue, 20)
@@ -148,7 +148,7 @@ def test_the_queue_begins_with_the_first_record_there_is(
     assert (queue.min_offset, queue.max_offset) == (expected, 20)
 
 
-def test_fillers_are_no_messages(queue: ConsumeQueue) -> None:
+def test_fillers_are_not_messages(queue: ConsumeQueue) -> None:
     queue.begin_at(5)
     fill(queue, 2, 0)
     found = again(queue)
@@ -157,7 +157,7 @@ def test_fillers_are_no_messages(queue: ConsumeQueue) -> None:
     assert found.min_offset == 5
 
 
-def test_files_whose_entries_are_all_gone_are_deleted_but_the_last(queue: ConsumeQueue) -> None:
+def test_files_without_existing_records_are_deleted_except_the_last(queue: ConsumeQueue) -> None:
     fill(queue, 20)
     queue.drop_files_before(15)
     assert names(queue) == [f"{n * FILE_BYTES:020d}" for n in (1, 2)]
@@ -181,20 +181,20 @@ def test_a_gap_between_files_is_closed(
 
 
 @pytest.mark.parametrize("written", range(1, 20))
-def test_readers_see_what_is_confirmed(queue: ConsumeQueue, written: int) -> None:
+def test_readers_see_confirmed_entries_only(queue: ConsumeQueue, written: int) -> None:
     fill(queue, written)
     for confirm_offset in range(0, 2001, 50):
         assert queue.visible_max(confirm_offset) == min(confirm_offset // SIZE, written)
 
 
-def test_a_file_opened_ahead_shows_nothing_more(queue: ConsumeQueue) -> None:
+def test_a_preallocated_file_shows_no_unconfirmed_entries(queue: ConsumeQueue) -> None:
     fill(queue, FILE_ENTRIES)
     queue.ready()
     assert queue.visible_max(0) == 0
     assert queue.visible_max(350) == 3
 
 
-def test_a_next_file_that_cannot_be_made_shows_nothing_more(
+def test_a_failed_creation_of_the_next_file_shows_no_unconfirmed_entries(
     queue: ConsumeQueue, disk: WatchedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path, size: int) -> int:
@@ -207,7 +207,7 @@ def test_a_next_file_that_cannot_be_made_shows_nothing_more(
     assert queue.visible_max(0) == 0
 
 
-def test_a_queue_that_begins_later_shows_only_its_own(queue: ConsumeQueue) -> None:
+def test_a_queue_that_starts_at_a_later_offset_shows_only_its_entries(queue: ConsumeQueue) -> None:
     queue.begin_at(5)
     assert queue.visible_max(0) == 5
     queue.append(1000, SIZE, 0)
@@ -240,7 +240,9 @@ def test_blocks_are_allocated_in_steps(disk: WatchedDisk, tmp_path: Path) -> Non
     assert 60_000 <= stat.st_blocks * 512 <= 128 * 1024
 
 
-def test_a_fed_queue_needs_nothing_from_the_disk(queue: ConsumeQueue, disk: WatchedDisk) -> None:
+def test_a_preallocated_queue_allocates_nothing_on_append(
+    queue: ConsumeQueue, disk: WatchedDisk
+) -> None:
     while not queue.needs_blocks:
         queue.append(queue.max_offset * SIZE, SIZE, 0)
     assert queue.max_offset < FILE_ENTRIES
@@ -254,7 +256,9 @@ def test_a_fed_queue_needs_nothing_from_the_disk(queue: ConsumeQueue, disk: Watc
     assert [e and e[:2] for e in found] == [(n * SIZE, SIZE) for n in range(len(found))]
 
 
-def test_feeding_inside_a_file_allocates_the_next_step(disk: WatchedDisk, tmp_path: Path) -> None:
+def test_preallocation_within_a_file_allocates_the_next_step(
+    disk: WatchedDisk, tmp_path: Path
+) -> None:
     queue = ConsumeQueue(disk, tmp_path / "q", b"t", 0, 300_000)
     while not queue.needs_blocks:
         queue.append(queue.max_offset * SIZE, SIZE, 0)
@@ -277,7 +281,7 @@ def test_entries_are_durable_after_sync(queue: ConsumeQueue, disk: WatchedDisk) 
     assert {p.name for p in disk.synced} == {f"{0:020d}", f"{FILE_BYTES:020d}"}
 
 
-def test_a_queue_that_was_closed_is_synced_too(queue: ConsumeQueue, disk: WatchedDisk) -> None:
+def test_a_closed_queue_is_synced(queue: ConsumeQueue, disk: WatchedDisk) -> None:
     fill(queue, FILE_ENTRIES + 2)
     queue.close()
     queue.sync()

@@ -72,7 +72,7 @@ def let_rest(store: MessageStore, now_ms: int) -> None:
         wait_for_pool(store)
 
 
-def test_idle_queues_cost_no_handle_and_little_memory(tmp_path: Path) -> None:
+def test_idle_queues_use_no_handle_and_little_memory(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
     try:

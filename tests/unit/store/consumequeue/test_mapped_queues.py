@@ -18,7 +18,7 @@ from penstock.store.get import FOUND
 from penstock.store.store import MessageStore
 from tests.unit.store.conftest import (
     NOW_MS,
-    Bench,
+    StoreFixture,
     WatchedDisk,
     batch,
     bodies,
@@ -76,7 +76,7 @@ def handles(folder: Path) -> int:
 # --- one queue
 
 
-def test_a_resting_queue_has_no_mapping_and_no_handle(make: Make, tmp_path: Path) -> None:
+def test_an_unmapped_queue_has_no_mapping_and_no_handle(make: Make, tmp_path: Path) -> None:
     queue = make()
     fill(queue, 3)
     assert mapped(tmp_path) == 1
@@ -87,7 +87,7 @@ def test_a_resting_queue_has_no_mapping_and_no_handle(make: Make, tmp_path: Path
     assert queue.entry(2) == (2 * SIZE, SIZE, 2)
 
 
-def test_the_mapping_lives_until_the_caller_lets_go(make: Make, tmp_path: Path) -> None:
+def test_the_mapping_stays_until_the_caller_releases_it(make: Make, tmp_path: Path) -> None:
     """So that the pool unmaps and the loop does not wait for it."""
     queue = make()
     fill(queue)
@@ -98,7 +98,9 @@ def test_the_mapping_lives_until_the_caller_lets_go(make: Make, tmp_path: Path) 
 
 
 @given(rests=st.lists(st.integers(0, 30), max_size=12))
-def test_rests_in_between_change_nothing(rests: list[int], tmp_path_factory: object) -> None:
+def test_unmapping_between_appends_changes_nothing(
+    rests: list[int], tmp_path_factory: object
+) -> None:
     folder = tmp_path_factory.mktemp("q")  # type: ignore[attr-defined]
     queue = ConsumeQueue(WatchedDisk(), folder / "t" / "0", b"t", 0, FILE_ENTRIES, MappedQueues(1))
     for n in range(30):
@@ -110,7 +112,7 @@ def test_rests_in_between_change_nothing(rests: list[int], tmp_path_factory: obj
     assert [queue.entry(n) for n in range(30)] == [(n * SIZE, SIZE, n) for n in range(30)]
 
 
-def test_an_answer_of_a_resting_queue_needs_no_file(make: Make, disk: WatchedDisk) -> None:
+def test_offsets_of_an_unmapped_queue_need_no_file(make: Make, disk: WatchedDisk) -> None:
     queue = make()
     fill(queue, 5)
     queue.unmap(5 * SIZE)
@@ -121,7 +123,9 @@ def test_an_answer_of_a_resting_queue_needs_no_file(make: Make, disk: WatchedDis
 
 
 @pytest.mark.parametrize("written", [1, 7, 8, 9, 20])
-def test_what_is_not_confirmed_stays_unseen_while_the_queue_rests(make: Make, written: int) -> None:
+def test_unconfirmed_entries_stay_invisible_while_the_queue_is_unmapped(
+    make: Make, written: int
+) -> None:
     queue = make()
     fill(queue, written)
     queue.unmap(0)
@@ -132,7 +136,7 @@ def test_what_is_not_confirmed_stays_unseen_while_the_queue_rests(make: Make, wr
         assert queue.visible_max(confirm_offset) == min(confirm_offset // SIZE, written + 1)
 
 
-def test_waking_takes_one_open_and_no_new_blocks(make: Make, disk: WatchedDisk) -> None:
+def test_mapping_again_opens_one_file_and_allocates_nothing(make: Make, disk: WatchedDisk) -> None:
     queue = make()
     fill(queue, 3)
     queue.unmap(3 * SIZE)
@@ -143,7 +147,7 @@ def test_waking_takes_one_open_and_no_new_blocks(make: Make, disk: WatchedDisk) 
     assert queue.entry(3) == (3 * SIZE, SIZE, 3)
 
 
-def test_a_wake_on_a_full_disk_is_refused_and_changes_nothing(
+def test_mapping_on_a_full_disk_is_refused_and_changes_nothing(
     make: Make, disk: WatchedDisk, tmp_path: Path
 ) -> None:
     queue = make()
@@ -159,7 +163,7 @@ def test_a_wake_on_a_full_disk_is_refused_and_changes_nothing(
     assert queue.max_offset == FILE_ENTRIES + 1
 
 
-def test_what_was_written_before_a_rest_is_synced(make: Make, disk: WatchedDisk) -> None:
+def test_entries_written_before_an_unmap_are_synced(make: Make, disk: WatchedDisk) -> None:
     queue = make()
     fill(queue, FILE_ENTRIES + 2)
     queue.unmap(0)
@@ -167,7 +171,7 @@ def test_what_was_written_before_a_rest_is_synced(make: Make, disk: WatchedDisk)
     assert {p.name for p in disk.synced} == {f"{n * FILE_ENTRIES * 20:020d}" for n in (0, 1)}
 
 
-def test_a_file_that_goes_to_rest_while_it_is_synced_is_not_forgotten(
+def test_a_file_unmapped_during_a_sync_is_still_synced(
     make: Make, disk: WatchedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pool syncs the older file; meanwhile the loop lets go of the newer."""
@@ -184,7 +188,7 @@ def test_a_file_that_goes_to_rest_while_it_is_synced_is_not_forgotten(
     assert {p.name for p in disk.synced} == {f"{n * FILE_ENTRIES * 20:020d}" for n in (0, 1)}
 
 
-def test_a_queue_that_rests_is_not_fed(make: Make, disk: WatchedDisk) -> None:
+def test_an_unmapped_queue_is_not_preallocated(make: Make, disk: WatchedDisk) -> None:
     queue = make()
     while not queue.needs_blocks:
         fill(queue)
@@ -196,7 +200,7 @@ def test_a_queue_that_rests_is_not_fed(make: Make, disk: WatchedDisk) -> None:
     assert queue.entry(queue.max_offset - 1) is not None
 
 
-def test_a_queue_that_goes_to_rest_while_it_is_fed_stays_at_rest(
+def test_a_queue_unmapped_during_preallocation_stays_unmapped(
     make: Make, disk: WatchedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the pool allocated must not look like room in a mapping that is gone."""
@@ -218,7 +222,7 @@ def test_a_queue_that_goes_to_rest_while_it_is_fed_stays_at_rest(
     assert found == [(n * SIZE, SIZE, n) for n in range(before + 5000)]
 
 
-def test_a_file_prepared_ahead_is_used(make: Make, disk: WatchedDisk) -> None:
+def test_a_preallocated_file_is_used(make: Make, disk: WatchedDisk) -> None:
     queue = make()
     queue.prepare()
     assert queue.max_offset == 0
@@ -228,7 +232,7 @@ def test_a_file_prepared_ahead_is_used(make: Make, disk: WatchedDisk) -> None:
     assert queue.entry(0) == (0, SIZE, 0)
 
 
-def test_the_queue_of_a_deleted_topic_is_not_prepared(make: Make, tmp_path: Path) -> None:
+def test_the_queue_of_a_deleted_topic_is_not_preallocated(make: Make, tmp_path: Path) -> None:
     queue = make()
     queue.retire(tmp_path / "gone")
     queue.prepare()
@@ -238,7 +242,7 @@ def test_the_queue_of_a_deleted_topic_is_not_prepared(make: Make, tmp_path: Path
 # --- many queues
 
 
-def test_no_more_than_the_most_are_mapped(make: Make, tmp_path: Path) -> None:
+def test_the_number_of_mapped_queues_is_limited(make: Make, tmp_path: Path) -> None:
     queues = [make(n) for n in range(10)]
     for queue in queues:
         fill(queue)
@@ -248,7 +252,7 @@ def test_no_more_than_the_most_are_mapped(make: Make, tmp_path: Path) -> None:
         assert queue.entry(0) == (0, SIZE, 0), n
 
 
-def test_the_one_not_used_for_longest_rests_first(make: Make) -> None:
+def test_the_least_recently_used_queue_is_unmapped_first(make: Make) -> None:
     mapped_queues = MappedQueues(3)
     queues = [make(n, mapped_queues) for n in range(4)]
     for queue in queues[:3]:
@@ -263,7 +267,7 @@ def test_the_one_not_used_for_longest_rests_first(make: Make) -> None:
     most=st.integers(1, 5),
     steps=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 2)), max_size=60),
 )
-def test_writing_and_resting_in_any_order(
+def test_appends_and_unmaps_in_any_order(
     most: int, steps: list[tuple[int, int]], tmp_path_factory: object
 ) -> None:
     folder = tmp_path_factory.mktemp("q")  # type: ignore[attr-defined]
@@ -287,7 +291,7 @@ def test_writing_and_resting_in_any_order(
         assert None not in [queue.entry(n) for n in range(count)]
 
 
-def test_a_queue_rests_after_once_to_twice_the_time(make: Make) -> None:
+def test_a_queue_is_unmapped_after_one_to_two_idle_times(make: Make) -> None:
     mapped_queues = MappedQueues(100)
     queues = [make(n, mapped_queues) for n in range(7)]
     for queue in queues:
@@ -305,7 +309,7 @@ def test_a_queue_rests_after_once_to_twice_the_time(make: Make) -> None:
     assert len(mapped_queues) == 0
 
 
-def test_many_that_are_due_rest_turn_by_turn(make: Make) -> None:
+def test_many_idle_queues_are_unmapped_in_steps(make: Make) -> None:
     mapped_queues = MappedQueues(1000)
     queues = [make(n, mapped_queues) for n in range(CHECKED_MAX + 10)]
     for queue in queues:
@@ -315,7 +319,7 @@ def test_many_that_are_due_rest_turn_by_turn(make: Make) -> None:
     assert unmapped == [CHECKED_MAX, 10, 0]
 
 
-def test_a_queue_that_is_not_synced_stays_awake(make: Make) -> None:
+def test_a_queue_that_is_not_synced_stays_mapped(make: Make) -> None:
     mapped_queues = MappedQueues(100)
     queue = make(0, mapped_queues)
     fill(queue)
@@ -342,8 +346,8 @@ def idle(store: MessageStore) -> None:
         store.tick(NOW_MS + n * 60_000)
 
 
-def test_an_idle_store_maps_no_queue(bench: Bench) -> None:
-    store = bench.open(queues_mapped_max=100)
+def test_an_idle_store_maps_no_queue(stores: StoreFixture) -> None:
+    store = stores.open(queues_mapped_max=100)
     for queue_id in range(20):
         put(store, record(b"%d" % queue_id, queue_id=queue_id))
     assert mapped(store.paths.queues) == 20
@@ -358,8 +362,8 @@ def test_an_idle_store_maps_no_queue(bench: Bench) -> None:
     assert mapped(store.paths.queues) == 1
 
 
-def test_a_queue_that_is_read_stays_awake(bench: Bench) -> None:
-    store = bench.open()
+def test_a_queue_that_is_read_stays_mapped(stores: StoreFixture) -> None:
+    store = stores.open()
     put(store, record(b"a"))
     flush(store)
     for n in range(1, 10):
@@ -368,9 +372,9 @@ def test_a_queue_that_is_read_stays_awake(bench: Bench) -> None:
     assert mapped(store.paths.queues) == 1
 
 
-def test_waiting_at_resting_queues_opens_nothing(bench: Bench) -> None:
+def test_waiting_for_messages_of_unmapped_queues_opens_nothing(stores: StoreFixture) -> None:
     disk = WatchedDisk()
-    store = bench.open(disk)
+    store = stores.open(disk)
     woken: list[int] = []
     store.on_arrival(lambda queue: woken.append(queue.queue_id))
     for queue_id in range(20):
@@ -389,8 +393,8 @@ def test_waiting_at_resting_queues_opens_nothing(bench: Bench) -> None:
     assert woken == [11]
 
 
-def test_a_batch_wakes_a_queue(bench: Bench) -> None:
-    store = bench.open(queues_mapped_max=1)
+def test_a_batch_maps_an_unmapped_queue(stores: StoreFixture) -> None:
+    store = stores.open(queues_mapped_max=1)
     put(store, record(b"a"), record(b"b", queue_id=1))
     flush(store)
     assert store.put_batch(batch([b"c", b"d"] * 6), NOW_MS) == 0
@@ -398,8 +402,8 @@ def test_a_batch_wakes_a_queue(bench: Bench) -> None:
     assert bodies(store) == [b"a"] + [b"c", b"d"] * 6
 
 
-def test_the_most_is_a_live_setting(bench: Bench) -> None:
-    store = bench.open(queues_mapped_max=100)
+def test_the_limit_of_mapped_queues_is_a_live_setting(stores: StoreFixture) -> None:
+    store = stores.open(queues_mapped_max=100)
     for queue_id in range(10):
         put(store, record(b"x", queue_id=queue_id))
     store.reconfigure(StoreConfig(queues_mapped_max=2))
@@ -408,14 +412,14 @@ def test_the_most_is_a_live_setting(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_a_start_maps_no_queue(bench: Bench, crash: bool) -> None:
-    store = bench.open(queues_mapped_max=4)
+def test_a_start_maps_no_queue(stores: StoreFixture, crash: bool) -> None:
+    store = stores.open(queues_mapped_max=4)
     for n in range(60):
         put(store, sized(150, queue_id=n % 12))
     flush(store)
-    (bench.crash if crash else bench.close)(store)
+    (stores.crash if crash else stores.close)(store)
     disk = WatchedDisk()
-    again = bench.open(disk, queues_mapped_max=4)
+    again = stores.open(disk, queues_mapped_max=4)
     assert again.report.clean is not crash
     assert len(again.maintenance.mapped_queues) == 0
     if not crash:
@@ -425,8 +429,8 @@ def test_a_start_maps_no_queue(bench: Bench, crash: bool) -> None:
         assert len(bodies(again, "t", queue_id)) == 5
 
 
-def test_a_topic_deleted_while_its_queues_rest(bench: Bench) -> None:
-    store = bench.open(queues_mapped_max=1)
+def test_a_topic_is_deleted_while_its_queues_are_unmapped(stores: StoreFixture) -> None:
+    store = stores.open(queues_mapped_max=1)
     put(store, record(b"a"), record(b"b", queue_id=1), record(b"c", topic="u"))
     flush(store)
     store.remove_queues(b"t")
@@ -438,8 +442,8 @@ def test_a_topic_deleted_while_its_queues_rest(bench: Bench) -> None:
     assert bodies(store) == [b"new"]
 
 
-def test_a_topic_that_was_only_prepared_leaves_nothing_behind(bench: Bench) -> None:
-    store = bench.open(Disk())
+def test_a_deleted_topic_with_preallocated_queues_leaves_no_files(stores: StoreFixture) -> None:
+    store = stores.open(Disk())
     store.prepare("t", 3)
     store.disk.close()  # ends what was submitted
     assert len(list(store.paths.queues.rglob("0000*"))) == 3
@@ -449,13 +453,13 @@ def test_a_topic_that_was_only_prepared_leaves_nothing_behind(bench: Bench) -> N
     assert os.listdir(store.paths.queues) == []
 
 
-def test_prepared_queues_survive_a_crash_empty(bench: Bench) -> None:
-    store = bench.open(Disk())
+def test_preallocated_queues_are_empty_after_a_crash(stores: StoreFixture) -> None:
+    store = stores.open(Disk())
     store.prepare("t", 3)
     store.disk.close()
     put(store, record(b"a", queue_id=1))
-    bench.crash(store)
-    again = bench.open()
+    stores.crash(store)
+    again = stores.open()
     assert [again.max_offset("t", n) for n in range(3)] == [0, 1, 0]
     put(again, record(b"b", queue_id=2))
     flush(again)

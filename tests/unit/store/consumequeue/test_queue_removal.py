@@ -21,7 +21,7 @@ from tests.depth import rounds
 from tests.unit.store.conftest import (
     NOW_MS,
     WAIT_SECONDS,
-    Bench,
+    StoreFixture,
     bodies,
     flush,
     put,
@@ -56,8 +56,8 @@ def folders(store: MessageStore) -> list[str]:
 # --- in a running store
 
 
-def test_a_removed_topic_has_no_queues_and_no_files(bench: Bench) -> None:
-    store = bench.open()
+def test_a_removed_topic_has_no_queues_and_no_files(stores: StoreFixture) -> None:
+    store = stores.open()
     send(store, "t", *numbered("old", 20))
     send(store, "t", "other queue", queue_id=3)
     send(store, "u", "stays")
@@ -70,8 +70,8 @@ def test_a_removed_topic_has_no_queues_and_no_files(bench: Bench) -> None:
     assert folders(store) == ["u"]
 
 
-def test_a_topic_made_anew_begins_at_0_while_the_old_files_still_go(bench: Bench) -> None:
-    store = bench.open()
+def test_a_recreated_topic_starts_at_0_while_old_files_are_deleted(stores: StoreFixture) -> None:
+    store = stores.open()
     send(store, "t", *numbered("old", 20))
     store.remove_queues(b"t")
     send(store, "t", *numbered("new", 11))
@@ -81,8 +81,8 @@ def test_a_topic_made_anew_begins_at_0_while_the_old_files_still_go(bench: Bench
     assert folders(store) == ["t"]
 
 
-def test_other_queues_are_still_found_when_one_is_taken_out(bench: Bench) -> None:
-    store = bench.open()
+def test_other_queues_are_found_after_a_removal(stores: StoreFixture) -> None:
+    store = stores.open()
     names = [f"topic-{n}" for n in range(50)]
     for name in names:
         send(store, name, name)
@@ -93,8 +93,8 @@ def test_other_queues_are_still_found_when_one_is_taken_out(bench: Bench) -> Non
     assert [name for name in names[::2] if store.queue(name, 0) is not None] == []
 
 
-def test_removing_a_topic_without_messages_or_queues_does_nothing(bench: Bench) -> None:
-    store = bench.open()
+def test_removing_a_topic_without_messages_or_queues_does_nothing(stores: StoreFixture) -> None:
+    store = stores.open()
     store.make_queue(b"t", 0)
     assert len(store.remove_queues(b"t")) == 1
     assert store.remove_queues(b"t") == []
@@ -102,8 +102,8 @@ def test_removing_a_topic_without_messages_or_queues_does_nothing(bench: Bench) 
     assert read_ends(store.disk, store.paths) == {}
 
 
-def test_who_still_holds_a_removed_queue_is_safe(bench: Bench) -> None:
-    store = bench.open()
+def test_a_removed_queue_can_still_be_used_safely(stores: StoreFixture) -> None:
+    store = stores.open()
     send(store, "t", *numbered("old", 20))
     queue = store.queue("t", 0)
     assert queue is not None
@@ -141,9 +141,9 @@ class Sneaky(Disk):
         super().sync_file(path)
 
 
-def test_a_flush_round_does_not_stumble_over_a_removed_queue(bench: Bench) -> None:
+def test_a_queue_can_be_removed_during_a_flush(stores: StoreFixture) -> None:
     disk = Sneaky()
-    store = bench.open(disk)
+    store = stores.open(disk)
     send(store, "t", *numbered("old", 20))
     disk.store = store
     store.tick(NOW_MS + 60_000)
@@ -153,8 +153,8 @@ def test_a_flush_round_does_not_stumble_over_a_removed_queue(bench: Bench) -> No
     assert seen(store) == ["new"]
 
 
-def test_retention_does_not_stumble_over_a_removed_queue(bench: Bench) -> None:
-    store = bench.open()
+def test_a_queue_can_be_removed_during_retention(stores: StoreFixture) -> None:
+    store = stores.open()
     for n in range(60):
         send(store, "t", f"old{n}")
     remove(store)
@@ -200,8 +200,8 @@ class RacingRetention(Racing):
         self.too_late(super().unlink, path)
 
 
-def test_a_flush_round_waits_for_the_outcome_of_a_removal(bench: Bench) -> None:
-    store = bench.open(RacingFlush())
+def test_a_flush_waits_for_the_outcome_of_a_removal(stores: StoreFixture) -> None:
+    store = stores.open(RacingFlush())
     send(store, "t", *numbered("old", 20))
     store.tick(NOW_MS + 60_000)
     store.remove_queues(b"t")
@@ -209,8 +209,8 @@ def test_a_flush_round_waits_for_the_outcome_of_a_removal(bench: Bench) -> None:
     assert store.refusal is None
 
 
-def test_retention_waits_for_the_outcome_of_a_removal(bench: Bench) -> None:
-    store = bench.open(RacingRetention())
+def test_retention_waits_for_the_outcome_of_a_removal(stores: StoreFixture) -> None:
+    store = stores.open(RacingRetention())
     for n in range(60):
         send(store, "t", f"old{n}")
     store.expire(1)
@@ -227,8 +227,8 @@ class SlowRename(Disk):
         time.sleep(0.0005)
 
 
-def test_writing_goes_on_while_topics_come_and_go(bench: Bench) -> None:
-    store = bench.open(SlowRename())
+def test_writes_continue_while_topics_are_created_and_deleted(stores: StoreFixture) -> None:
+    store = stores.open(SlowRename())
     for n in range(rounds(ci=150, proof=5000)):
         for queue_id in range(3):
             send(store, f"t{n}", *numbered("m", 9), queue_id=queue_id)
@@ -251,8 +251,8 @@ class Stuck(Disk):
         raise PermissionError(13, "no")
 
 
-def test_a_directory_that_cant_be_renamed_stays_whole(bench: Bench) -> None:
-    store = bench.open(Stuck())
+def test_a_directory_that_can_not_be_renamed_stays_complete(stores: StoreFixture) -> None:
+    store = stores.open(Stuck())
     send(store, "t", *numbered("old", 20))
     with pytest.raises(StoreError, match="can't rename"):
         store.remove_queues(b"t")
@@ -264,14 +264,14 @@ def test_a_directory_that_cant_be_renamed_stays_whole(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_deleted_messages_do_not_come_back(bench: Bench, clean: bool) -> None:
-    store = bench.open()
+def test_deleted_messages_do_not_come_back(stores: StoreFixture, clean: bool) -> None:
+    store = stores.open()
     send(store, "t", *numbered("old", 20))
     send(store, "u", "stays")
     remove(store)
     flush(store)
-    (bench.close if clean else bench.crash)(store)
-    store = bench.open()
+    (stores.close if clean else stores.crash)(store)
+    store = stores.open()
     assert store.queue("t", 0) is None
     assert seen(store, "u") == ["stays"]
     send(store, "t", "new")
@@ -280,23 +280,25 @@ def test_deleted_messages_do_not_come_back(bench: Bench, clean: bool) -> None:
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("news", [1, 2, 11, 40])
-def test_a_topic_made_anew_keeps_its_offsets(bench: Bench, clean: bool, news: int) -> None:
-    store = bench.open()
+def test_offsets_of_a_recreated_topic_survive_a_restart(
+    stores: StoreFixture, clean: bool, news: int
+) -> None:
+    store = stores.open()
     send(store, "t", *numbered("old", 20))
     flush(store)
     remove(store)
     send(store, "t", *numbered("new", news))
     flush(store)
-    (bench.close if clean else bench.crash)(store)
-    store = bench.open()
+    (stores.close if clean else stores.crash)(store)
+    store = stores.open()
     assert seen(store) == numbered("new", news)
     assert store.min_offset("t", 0) == 0
     assert store.report.warnings() == []
 
 
-def long_past(bench: Bench) -> MessageStore:
+def long_past(stores: StoreFixture) -> MessageStore:
     """A store with so many messages behind its checkpoint that recovery does not walk them."""
-    store = bench.open()
+    store = stores.open()
     for n in range(200):
         now_ms = NOW_MS + n * 1000
         put(store, record(b"x" * 60, "t" if n % 2 else "u"), now_ms=now_ms)
@@ -306,14 +308,14 @@ def long_past(bench: Bench) -> MessageStore:
     return store
 
 
-def test_a_crash_that_undoes_the_renaming_brings_nothing_back(bench: Bench) -> None:
-    store = long_past(bench)
+def test_a_crash_that_undoes_the_rename_restores_no_messages(stores: StoreFixture) -> None:
+    store = long_past(stores)
     topic, copy = store.paths.queues / "t", store.paths.root / "copy"
     shutil.copytree(topic, copy)
     remove(store)
-    bench.crash(store)
+    stores.crash(store)
     copy.rename(topic)
-    store = bench.open()
+    store = stores.open()
     assert store.report.replayed_from > 0
     assert seen(store) == []
     send(store, "t", "new")
@@ -321,31 +323,31 @@ def test_a_crash_that_undoes_the_renaming_brings_nothing_back(bench: Bench) -> N
     assert seen(store) == ["new"]
 
 
-def test_a_crash_replays_no_more_because_a_topic_was_removed(bench: Bench) -> None:
-    store = long_past(bench)
+def test_a_removed_topic_does_not_extend_the_replay_after_a_crash(stores: StoreFixture) -> None:
+    store = long_past(stores)
     remove(store)
     send(store, "t", "new")
     flush(store)
-    bench.crash(store)
-    store = bench.open()
+    stores.crash(store)
+    store = stores.open()
     assert store.report.replayed_from > 0
     assert seen(store) == ["new"]
     assert len(seen(store, "u")) == 100
 
 
-def test_a_half_deleted_directory_is_swept_at_the_next_start(bench: Bench) -> None:
-    store = bench.open()
+def test_a_partly_deleted_directory_is_deleted_at_the_next_start(stores: StoreFixture) -> None:
+    store = stores.open()
     send(store, "t", *numbered("old", 20))
     flush(store)
     store.remove_queues(b"t")
     assert folders(store) == [".removed-0"]
-    bench.crash(store)
-    store = bench.open()
+    stores.crash(store)
+    store = stores.open()
     assert ".removed-0" not in folders(store)
 
 
-def test_the_note_is_forgotten_with_the_segments(bench: Bench) -> None:
-    store = bench.open()
+def test_the_removal_record_is_deleted_with_the_segments(stores: StoreFixture) -> None:
+    store = stores.open()
     send(store, "t", *numbered("old", 5))
     remove(store)
     for n in range(60):
@@ -354,13 +356,13 @@ def test_the_note_is_forgotten_with_the_segments(bench: Bench) -> None:
     assert list(read_ends(store.disk, store.paths)) == ["t"]
     store.expire(1)
     store.maintenance.finish()
-    bench.close(store)
-    store = bench.open()
+    stores.close(store)
+    store = stores.open()
     assert read_ends(store.disk, store.paths) == {}
 
 
-def test_a_removal_forgets_the_notes_of_what_the_log_no_longer_holds(bench: Bench) -> None:
-    store = bench.open()
+def test_a_removal_deletes_removal_records_of_deleted_segments(stores: StoreFixture) -> None:
+    store = stores.open()
     send(store, "t", *numbered("old", 5))
     remove(store)
     send(store, "u", *numbered("more", 60))
@@ -381,8 +383,8 @@ class Undeletable(Disk):
         super().unlink(path)
 
 
-def test_a_note_stays_as_long_as_the_segments_do(bench: Bench) -> None:
-    store = bench.open(Undeletable())
+def test_a_removal_record_is_kept_as_long_as_the_segments(stores: StoreFixture) -> None:
+    store = stores.open(Undeletable())
     send(store, "t", *numbered("old", 5))
     remove(store)
     send(store, "u", *numbered("more", 60))
@@ -392,30 +394,30 @@ def test_a_note_stays_as_long_as_the_segments_do(bench: Bench) -> None:
     assert list(read_ends(store.disk, store.paths)) == ["t", "u"]
 
 
-def test_inspection_knows_what_was_deleted(bench: Bench) -> None:
-    store = bench.open()
+def test_inspection_takes_removed_topics_into_account(stores: StoreFixture) -> None:
+    store = stores.open()
     send(store, "t", *numbered("old", 20))
     send(store, "t", "other queue", queue_id=1)
     remove(store)
     send(store, "t", *numbered("new", 3))
-    bench.close(store)
+    stores.close(store)
     problems = list(Verification(StoreFiles(store.paths.root)).run())
     assert {problem.severity for problem in problems} == {NOTE}
 
 
-def test_a_damaged_note_is_taken_from_its_backup_or_does_without(bench: Bench) -> None:
-    store = bench.open()
+def test_a_damaged_removal_record_is_read_from_its_backup_or_ignored(stores: StoreFixture) -> None:
+    store = stores.open()
     for life in ("a", "b"):
         send(store, "t", *numbered(life, 3))
         remove(store)
-    bench.close(store)
+    stores.close(store)
     store.paths.removed.write_bytes(b"{tor")
     assert list(read_ends(store.disk, store.paths)) == ["t"]
     Path(f"{store.paths.removed}.bak").unlink()
     assert read_ends(store.disk, store.paths) == {}
 
 
-def test_a_log_that_a_power_cut_shortened_takes_new_records_in_the_old_place(
+def test_a_log_shortened_by_a_power_cut_accepts_new_records_at_the_same_offsets(
     tmp_path: Path,
 ) -> None:
     disk = FaultyDisk(tmp_path / "0")
@@ -448,7 +450,9 @@ class Nothing(Random):
 
 
 @pytest.mark.parametrize("seed", range(rounds(ci=60, proof=3000)))
-def test_power_cuts_around_a_removal_leave_one_life_of_the_topic(tmp_path: Path, seed: int) -> None:
+def test_a_power_cut_around_a_removal_leaves_the_old_or_the_new_topic(
+    tmp_path: Path, seed: int
+) -> None:
     rng = Random(seed)
     disk = FaultyDisk(tmp_path / "0")
     config = small_config(sync_flush=True)
@@ -506,9 +510,9 @@ class StubbornFirst(Disk):
         super().unlink(path)
 
 
-def test_no_segment_is_deleted_before_its_predecessor(bench: Bench) -> None:
+def test_no_segment_is_deleted_before_its_predecessor(stores: StoreFixture) -> None:
     disk = StubbornFirst()
-    store = bench.open(disk)
+    store = stores.open(disk)
     send(store, "t", *numbered("x", 300))
     before = sorted(path.name for path in store.paths.log.iterdir())
     assert len(before) > 4

@@ -33,7 +33,7 @@ def check(table: QueueTable, model: Names, gone: Names) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_queues_are_found_while_topics_come_and_go(seed: int) -> None:
+def test_queues_are_found_while_topics_are_created_and_deleted(seed: int) -> None:
     rng = Random(seed)
     table = QueueTable()
     model: Names = {}
@@ -55,7 +55,7 @@ def test_queues_are_found_while_topics_come_and_go(seed: int) -> None:
         check(table, model, gone)
 
 
-def test_removing_a_queue_moves_no_row_but_the_last() -> None:
+def test_removing_a_queue_moves_only_the_last_row() -> None:
     table = QueueTable()
     queues = [made(b"topic-%d" % n, 0) for n in range(50)]
     for queue in queues:

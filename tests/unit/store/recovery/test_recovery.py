@@ -15,7 +15,7 @@ from tests.unit.store.conftest import (
     EVER_MS,
     NOW_MS,
     SEGMENT_BYTES,
-    Bench,
+    StoreFixture,
     WatchedDisk,
     bodies,
     flush,
@@ -60,14 +60,14 @@ def overwrite(path: Path, at: int, data: bytes) -> None:
 # --- clean
 
 
-def test_a_clean_start_opens_no_queue_file(bench: Bench) -> None:
-    store = bench.open()
+def test_a_clean_start_opens_no_queue_file(stores: StoreFixture) -> None:
+    store = stores.open()
     fill(store, 30)
-    bench.close(store)
+    stores.close(store)
     assert not store.paths.abort.exists()
     assert store.paths.snapshot.exists()
     disk = WatchedDisk()
-    store = bench.open(disk)
+    store = stores.open(disk)
     assert not [p for p in disk.opened if store.paths.queues in p.parents]
     assert store.report.clean
     assert store.report.records == 0
@@ -88,73 +88,71 @@ SNAPSHOTS = {
 
 
 @pytest.mark.parametrize("content", SNAPSHOTS.values(), ids=SNAPSHOTS)
-def test_without_its_snapshot_a_store_opens_all_the_same(
-    bench: Bench, content: bytes | None
-) -> None:
-    store = bench.open()
+def test_a_store_opens_without_its_snapshot(stores: StoreFixture, content: bytes | None) -> None:
+    store = stores.open()
     fill(store, 30)
-    bench.close(store)
+    stores.close(store)
     store.paths.snapshot.unlink()
     if content is not None:
         store.paths.snapshot.write_bytes(content)
-    store = bench.open()
+    store = stores.open()
     assert store.report.log_end == store.log.end
     holds(store, 30)
     fill(store, 4, first=30)
-    bench.close(store)
-    holds(bench.open(), 34)
+    stores.close(store)
+    holds(stores.open(), 34)
 
 
-def test_a_snapshot_of_another_time_is_not_believed(bench: Bench) -> None:
-    store = bench.open()
+def test_an_outdated_snapshot_is_ignored(stores: StoreFixture) -> None:
+    store = stores.open()
     fill(store, 10)
-    bench.close(store)
+    stores.close(store)
     old = store.paths.snapshot.read_bytes()
-    store = bench.open()
+    store = stores.open()
     fill(store, 10, first=10)
-    bench.close(store)
+    stores.close(store)
     store.paths.snapshot.write_bytes(old)
-    holds(bench.open(), 20)
+    holds(stores.open(), 20)
 
 
-def test_topics_deleted_by_somebody_else_are_noticed(bench: Bench) -> None:
-    store = bench.open()
+def test_topics_deleted_by_another_program_are_detected(stores: StoreFixture) -> None:
+    store = stores.open()
     fill(store, 10)
-    bench.close(store)
+    stores.close(store)
     shutil.rmtree(store.paths.queues / "t")
-    store = bench.open()
+    store = stores.open()
     assert store.queue("t", 0) is None or store.max_offset("t", 0) in (0, 5)
 
 
-def test_the_last_store_time_is_kept(bench: Bench) -> None:
-    store = bench.open()
+def test_the_last_store_time_is_kept(stores: StoreFixture) -> None:
+    store = stores.open()
     put(store, record(), now_ms=NOW_MS + 5000)
-    for end in (bench.close, bench.crash):
+    for end in (stores.close, stores.crash):
         end(store)
-        store = bench.open(now_ms=NOW_MS)
+        store = stores.open(now_ms=NOW_MS)
         put(store, record(), now_ms=NOW_MS)
         assert store.lookup.store_ms(store.writer.offset) == NOW_MS + 5000
 
 
 @pytest.mark.parametrize(("offset", "size"), [(2 * SEGMENT_BYTES + 3000, 300), (10, 1 << 20)])
 def test_without_a_snapshot_one_damaged_entry_does_not_move_the_end(
-    bench: Bench, offset: int, size: int
+    stores: StoreFixture, offset: int, size: int
 ) -> None:
-    store = bench.open()
+    store = stores.open()
     fill(store, 20)
-    bench.close(store)
+    stores.close(store)
     end = store.log.end
     assert 2 * SEGMENT_BYTES < end < 2 * SEGMENT_BYTES + 3000
     store.paths.snapshot.unlink()
     last = store.paths.queues / "t" / "1" / f"{160:020d}"
     overwrite(last, 20, struct.pack(">qi", offset, size))
-    assert bench.open().log.end == end
+    assert stores.open().log.end == end
 
 
-def test_a_replay_is_marked_as_open_before_it_writes(bench: Bench) -> None:
-    store = bench.open()
+def test_a_replay_is_marked_as_open_before_it_writes(stores: StoreFixture) -> None:
+    store = stores.open()
     fill(store, 10)
-    bench.close(store)
+    stores.close(store)
     store.paths.snapshot.unlink()
     shutil.rmtree(store.paths.queues)
     marked = []
@@ -165,7 +163,7 @@ def test_a_replay_is_marked_as_open_before_it_writes(bench: Bench) -> None:
                 marked.append(store.paths.abort.exists())
             return super().create(path, size)
 
-    bench.open(Noting())
+    stores.open(Noting())
     assert marked
     assert all(marked)
 
@@ -174,34 +172,34 @@ def test_a_replay_is_marked_as_open_before_it_writes(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("append_by", ["mapping", "pwrite"])
-def test_after_a_crash_nothing_is_missing(bench: Bench, append_by: str) -> None:
-    store = bench.open(append_by=append_by)
+def test_nothing_is_lost_after_a_crash(stores: StoreFixture, append_by: str) -> None:
+    store = stores.open(append_by=append_by)
     fill(store, 30)
-    bench.crash(store)
-    store = bench.open(append_by=append_by)
+    stores.crash(store)
+    store = stores.open(append_by=append_by)
     assert not store.report.clean
     assert store.report.records == 30
     holds(store, 30)
     fill(store, 5, first=30)
-    bench.crash(store)
-    holds(bench.open(append_by=append_by), 35)
+    stores.crash(store)
+    holds(stores.open(append_by=append_by), 35)
 
 
-def test_queues_and_index_are_rebuilt(bench: Bench) -> None:
-    store = bench.open()
+def test_queues_and_index_are_rebuilt(stores: StoreFixture) -> None:
+    store = stores.open()
     fill(store, 30)
-    bench.crash(store)
+    stores.crash(store)
     shutil.rmtree(store.paths.queues)
     shutil.rmtree(store.paths.index)
-    holds(bench.open(), 30)
+    holds(stores.open(), 30)
 
 
-def test_half_a_record_at_the_end_is_cut(bench: Bench) -> None:
-    store = bench.open()
+def test_a_partial_record_at_the_end_is_cut(stores: StoreFixture) -> None:
+    store = stores.open()
     fill(store, 20)
-    bench.crash(store)
+    stores.crash(store)
     overwrite(log_file(store, 2), store.writer.offset % SEGMENT_BYTES + 200, bytes(40))
-    store = bench.open()
+    store = stores.open()
     assert store.report.cut_reason is not None
     assert "CRC" in store.report.cut_reason
     assert str(store.log.end) in store.report.cut_reason
@@ -210,12 +208,12 @@ def test_half_a_record_at_the_end_is_cut(bench: Bench) -> None:
     holds(store, 24)
 
 
-def test_nothing_stale_stays_behind_the_cut(bench: Bench) -> None:
-    store = bench.open()
+def test_nothing_stale_stays_behind_the_cut(stores: StoreFixture) -> None:
+    store = stores.open()
     fill(store, 30)
-    bench.crash(store)
+    stores.crash(store)
     overwrite(log_file(store, 1), 300, b"\xff")
-    store = bench.open()
+    store = stores.open()
     cut = store.report.log_end
     assert SEGMENT_BYTES <= cut < SEGMENT_BYTES + 301
     assert [s.start for s in store.log.segments.items] == [0, SEGMENT_BYTES]
@@ -224,92 +222,92 @@ def test_nothing_stale_stays_behind_the_cut(bench: Bench) -> None:
     holds(store, store.report.records)
 
 
-def test_a_bad_blank_ends_the_log(bench: Bench) -> None:
-    store = bench.open()
+def test_a_bad_blank_ends_the_log(stores: StoreFixture) -> None:
+    store = stores.open()
     put(store, sized(3000), sized(3000))
-    bench.crash(store)
+    stores.crash(store)
     overwrite(log_file(store, 0), 3000, struct.pack(">i", 100))
-    store = bench.open()
+    store = stores.open()
     assert store.log.end == 3000
 
 
-def test_a_record_of_another_place_ends_the_log(bench: Bench) -> None:
-    store = bench.open()
+def test_a_record_with_another_offset_ends_the_log(stores: StoreFixture) -> None:
+    store = stores.open()
     put(store, sized(200), sized(200))
-    bench.crash(store)
+    stores.crash(store)
     data = log_file(store, 0).read_bytes()[:200]
     overwrite(log_file(store, 0), 400, data)
-    store = bench.open()
+    store = stores.open()
     assert store.log.end == 400
     assert "another log offset" in (store.report.cut_reason or "")
 
 
-def test_a_queue_that_was_deleted_and_made_again_wins(bench: Bench) -> None:
-    store = bench.open()
+def test_a_recreated_queue_takes_precedence(stores: StoreFixture) -> None:
+    store = stores.open()
     put(store, *[record(b"old") for _ in range(20)])
     queue = store.queue("t", 0)
     assert queue is not None
     queue.cut(0)
     put(store, record(b"new 0"), record(b"new 1"))
-    bench.crash(store)
-    store = bench.open()
+    stores.crash(store)
+    store = stores.open()
     assert store.max_offset("t", 0) == 2
     assert bodies(store) == [b"new 0", b"new 1"]
     assert put(store, record(b"new 2"))
     assert store.writer.queue_offset == 2
 
 
-def test_entries_before_the_oldest_segment_become_fillers(bench: Bench) -> None:
-    store = bench.open()
+def test_entries_before_the_oldest_segment_become_fillers(stores: StoreFixture) -> None:
+    store = stores.open()
     put(store, *[sized(1900) for _ in range(11)])
-    bench.crash(store)
+    stores.crash(store)
     log_file(store, 0).unlink()
     log_file(store, 1).unlink()
     shutil.rmtree(store.paths.queues)
-    store = bench.open()
+    store = stores.open()
     assert (store.min_offset("t", 0), store.max_offset("t", 0)) == (4, 11)
     assert len(bodies(store, offset=4)) == 7
 
 
-def test_a_poisonous_property_does_not_end_the_log(bench: Bench) -> None:
-    store = bench.open()
+def test_a_malformed_property_does_not_end_the_log(stores: StoreFixture) -> None:
+    store = stores.open()
     text = b"a\x01" + bytes(1500) + b"b\x02"
     status = store.put(record(b"poison", text=text), NOW_MS)
     put(store, record(b"after"))
     flush(store)
-    bench.crash(store)
+    stores.crash(store)
     expected = [b"poison", b"after"] if status == PUT_OK else [b"after"]
-    assert bodies(bench.open()) == expected
+    assert bodies(stores.open()) == expected
 
 
 # --- the checkpoint
 
 
-def test_a_clean_end_is_written_to_the_checkpoint(bench: Bench) -> None:
-    store = bench.open()
+def test_a_clean_shutdown_is_written_to_the_checkpoint(stores: StoreFixture) -> None:
+    store = stores.open()
     fill(store, 10)
-    bench.close(store)
+    stores.close(store)
     last_ms = NOW_MS + 9000
     expected = Checkpoint(last_ms, last_ms, last_ms, 0, store.log.end)
     assert read_checkpoint(Disk(), store.paths) == expected
 
 
-def test_ticks_move_the_checkpoint_and_replay_begins_later(bench: Bench) -> None:
-    store = bench.open(index_flush_ms=5000, queue_flush_ms=5000)
+def test_ticks_advance_the_checkpoint_and_shorten_the_replay(stores: StoreFixture) -> None:
+    store = stores.open(index_flush_ms=5000, queue_flush_ms=5000)
     fill(store, 16)
     store.tick(NOW_MS + 16_000)
     checkpoint = read_checkpoint(Disk(), store.paths)
     assert checkpoint[:3] == (NOW_MS + 15_000,) * 3
     fill(store, 8, first=16)
-    bench.crash(store)
-    store = bench.open()
+    stores.crash(store)
+    store = stores.open()
     assert store.report.replayed_from == 1 * SEGMENT_BYTES  # its first record is old enough
     assert store.report.records < 24
     holds(store, 24)
 
 
-def test_the_log_time_waits_for_the_flusher(bench: Bench) -> None:
-    store = bench.open()
+def test_the_log_time_waits_for_the_flusher(stores: StoreFixture) -> None:
+    store = stores.open()
     put(store, record(), now_ms=NOW_MS)
     store.tick(NOW_MS + 5000)
     assert read_checkpoint(Disk(), store.paths).log_ms == 0
@@ -318,13 +316,13 @@ def test_the_log_time_waits_for_the_flusher(bench: Bench) -> None:
     assert read_checkpoint(Disk(), store.paths).log_ms == NOW_MS
 
 
-def test_without_a_checkpoint_all_is_replayed(bench: Bench) -> None:
-    store = bench.open(index_flush_ms=5000)
+def test_without_a_checkpoint_everything_is_replayed(stores: StoreFixture) -> None:
+    store = stores.open(index_flush_ms=5000)
     fill(store, 20)
     store.tick(NOW_MS + 20_000)
-    bench.crash(store)
+    stores.crash(store)
     store.paths.checkpoint.unlink()
-    store = bench.open()
+    store = stores.open()
     assert (store.report.replayed_from, store.report.records) == (0, 20)
     holds(store, 20)
 
@@ -332,41 +330,41 @@ def test_without_a_checkpoint_all_is_replayed(bench: Bench) -> None:
 # --- segments
 
 
-def test_a_short_last_segment_is_extended(bench: Bench) -> None:
-    store = bench.open()
+def test_a_short_last_segment_is_extended(stores: StoreFixture) -> None:
+    store = stores.open()
     fill(store, 10)
-    bench.crash(store)
+    stores.crash(store)
     last = log_file(store, 1)
     last.write_bytes(last.read_bytes()[:1500])
-    store = bench.open()
+    store = stores.open()
     assert last.stat().st_size == SEGMENT_BYTES
     holds(store, store.report.records)
 
 
-def test_an_empty_last_segment_is_deleted(bench: Bench) -> None:
-    store = bench.open()
+def test_an_empty_last_segment_is_deleted(stores: StoreFixture) -> None:
+    store = stores.open()
     fill(store, 3)
-    bench.crash(store)
+    stores.crash(store)
     log_file(store, 1).touch()
-    holds(bench.open(), 3)
+    holds(stores.open(), 3)
 
 
-def test_a_missing_segment_is_named(bench: Bench) -> None:
-    store = bench.open()
+def test_a_missing_segment_is_named_in_the_error(stores: StoreFixture) -> None:
+    store = stores.open()
     fill(store, 20)
-    bench.close(store)
+    stores.close(store)
     log_file(store, 1).unlink()
     with pytest.raises(StoreDamaged, match=f"segment {SEGMENT_BYTES:020d}"):
-        bench.open()
+        stores.open()
 
 
-def test_recovery_tells_how_far_it_is(bench: Bench) -> None:
-    store = bench.open()
+def test_recovery_reports_its_progress(stores: StoreFixture) -> None:
+    store = stores.open()
     fill(store, 10)
-    bench.crash(store)
+    stores.crash(store)
     told: list[tuple[str, int, int]] = []
     store = MessageStore(
-        bench.root, store.config, disk=WatchedDisk(), now_ms=NOW_MS,
+        stores.root, store.config, disk=WatchedDisk(), now_ms=NOW_MS,
         progress=lambda what, done, of: told.append((what, done, of)),
     )  # fmt: skip
     assert {what for what, _, _ in told} == {"queues", "index", "log"}

@@ -33,7 +33,7 @@ def log(tmp_path: Path) -> TimerLog:
     return TimerLog(QuickDisk(), tmp_path / "timerlog", SEGMENT)
 
 
-def test_a_unit_is_rocketmqs(log: TimerLog) -> None:
+def test_a_unit_has_the_format_of_rocketmq(log: TimerLog) -> None:
     log.append(Unit(-1, 3, 1000, -7, 99, 123, -5, 1001))
     (chunk,) = log.unwritten_chunks()
     assert chunk.data == struct.pack(">iqiqiqiiq", 52, -1, 3, 1000, -7, 99, 123, -5, 1001)
@@ -41,7 +41,7 @@ def test_a_unit_is_rocketmqs(log: TimerLog) -> None:
     assert Unit(-1, 3, 1000, -7, 99, 123, -5, 1001).slot_ms == 993
 
 
-def test_a_segment_that_is_full_ends_with_a_filler(log: TimerLog) -> None:
+def test_a_full_segment_ends_with_a_filler(log: TimerLog) -> None:
     places = [log.append(unit(number)) for number in range(25)]
     assert places[:11] == [*range(0, 520, 52), SEGMENT]
     write(log)
@@ -65,7 +65,7 @@ def test_units_are_read_from_the_tail_and_from_files(log: TimerLog, written: int
     log.close()
 
 
-def test_what_lies_behind_the_cut_is_gone(log: TimerLog) -> None:
+def test_units_behind_a_cut_are_removed(log: TimerLog) -> None:
     for number in range(25):
         log.append(unit(number))
     write(log)
@@ -82,7 +82,7 @@ def test_what_lies_behind_the_cut_is_gone(log: TimerLog) -> None:
     again.close()
 
 
-def test_segments_go_when_their_messages_are_gone(log: TimerLog) -> None:
+def test_segments_are_deleted_with_their_messages(log: TimerLog) -> None:
     for number in range(25):
         log.append(unit(number))
     write(log)
@@ -95,7 +95,7 @@ def test_segments_go_when_their_messages_are_gone(log: TimerLog) -> None:
     log.close()
 
 
-def test_a_damaged_unit_of_the_past_stops_nothing(log: TimerLog) -> None:
+def test_a_damaged_old_unit_does_not_stop_deletion(log: TimerLog) -> None:
     for number in range(25):
         log.append(unit(number))
     write(log)
@@ -111,7 +111,7 @@ def test_a_damaged_unit_of_the_past_stops_nothing(log: TimerLog) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gap", "short"])
-def test_files_that_are_not_whole_are_damaged(log: TimerLog, damage: str) -> None:
+def test_incomplete_files_are_damaged(log: TimerLog, damage: str) -> None:
     for number in range(25):
         log.append(unit(number))
     write(log)
@@ -126,7 +126,7 @@ def test_files_that_are_not_whole_are_damaged(log: TimerLog, damage: str) -> Non
 
 
 @given(data=st.binary(max_size=80))
-def test_bytes_that_are_no_unit_are_none(data: bytes) -> None:
+def test_bytes_that_are_not_a_unit_are_none(data: bytes) -> None:
     found = read_unit(data, 0)
     assert found is None or found.size > 0
 
@@ -139,7 +139,7 @@ def wheel(tmp_path: Path) -> TimerWheel:
     return TimerWheel(QuickDisk(), tmp_path / "timerwheel", 1000)
 
 
-def test_a_slot_is_rocketmqs(wheel: TimerWheel) -> None:
+def test_a_slot_has_the_format_of_rocketmq(wheel: TimerWheel) -> None:
     wheel.add(NOW_MS, 520, 1)
     wheel.add(NOW_MS, 572, 1)
     wheel.write(wheel.take_dirty())
@@ -158,7 +158,7 @@ def test_slots_of_another_time_are_empty(wheel: TimerWheel) -> None:
     assert wheel.next_used(NOW_MS - 500_000, NOW_MS) is None
 
 
-def test_the_file_gives_back_what_is_to_come(wheel: TimerWheel) -> None:
+def test_future_slots_are_loaded_from_the_file(wheel: TimerWheel) -> None:
     times = [NOW_MS + number * 1000 for number in (-400_000, -1, 0, 5, 300, 604_000)]
     for number, at_ms in enumerate(times):
         wheel.add(at_ms, 52 * number, 1)
@@ -172,7 +172,7 @@ def test_the_file_gives_back_what_is_to_come(wheel: TimerWheel) -> None:
         assert not TimerWheel(QuickDisk(), wheel.path, precision_ms).load(NOW_MS, NOW_MS)
 
 
-def test_pages_of_the_past_take_no_memory(wheel: TimerWheel) -> None:
+def test_past_pages_use_no_memory(wheel: TimerWheel) -> None:
     for number in range(20):
         wheel.add(NOW_MS + number * PAGE_SLOTS * 1000, number, 1)
     wheel.forget_before(NOW_MS + 10 * PAGE_SLOTS * 1000)
@@ -243,7 +243,7 @@ def test_a_chain_is_in_the_order_of_delivery(
     log.close()
 
 
-def test_a_chain_that_leads_elsewhere_is_damaged(log: TimerLog) -> None:
+def test_a_chain_that_leaves_its_slot_is_damaged(log: TimerLog) -> None:
     first = log.append(unit(1))
     second = log.append(unit(2, first, slot_ms=NOW_MS + 1000))
     third = log.append(unit(3, second))
@@ -286,7 +286,7 @@ def note(files: TimerStore, queue_offset: int) -> None:
     files.flush_done()
 
 
-def test_units_whose_messages_a_power_cut_took_are_cut_off(tmp_path: Path) -> None:
+def test_units_of_messages_lost_in_a_power_cut_are_removed(tmp_path: Path) -> None:
     files = make_store(tmp_path)
     for number in range(4):
         add(files, NOW_MS + 5000, number)
@@ -305,7 +305,7 @@ def test_units_whose_messages_a_power_cut_took_are_cut_off(tmp_path: Path) -> No
     again.close()
 
 
-def test_far_slots_roll_and_the_wheel_is_never_overrun(tmp_path: Path) -> None:
+def test_distant_messages_are_rolled_and_the_wheel_is_never_overrun(tmp_path: Path) -> None:
     files = make_store(tmp_path)
     window_ms = 3_600_000
     assert files.choose_slot(NOW_MS + window_ms - 1000, NOW_MS, window_ms) == (
@@ -325,7 +325,7 @@ def test_far_slots_roll_and_the_wheel_is_never_overrun(tmp_path: Path) -> None:
     assert slot_ms < NOW_MS + turn_ms
 
 
-def test_a_slot_is_kept_until_it_is_noted_that_it_is_done(tmp_path: Path) -> None:
+def test_a_slot_is_kept_until_its_delivery_is_durable(tmp_path: Path) -> None:
     files = make_store(tmp_path)
     slot_ms = NOW_MS - NOW_MS % (1000 * PAGE_SLOTS) + 1000 * PAGE_SLOTS  # a page begins
     add(files, slot_ms, 0)
@@ -343,7 +343,7 @@ def test_a_slot_is_kept_until_it_is_noted_that_it_is_done(tmp_path: Path) -> Non
     again.close()
 
 
-def test_a_unit_that_comes_before_itself_is_damage(tmp_path: Path) -> None:
+def test_a_unit_that_is_its_own_predecessor_is_damage(tmp_path: Path) -> None:
     files = make_store(tmp_path)
     add(files, NOW_MS + 5000, 0)
     note(files, 1)

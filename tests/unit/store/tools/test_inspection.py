@@ -58,13 +58,13 @@ def test_a_good_store_has_no_problems(root: Path, placed: list[tuple[int, int]])
     assert totals.queues == 3
 
 
-def test_an_empty_store_is_good(tmp_path: Path) -> None:
+def test_an_empty_store_has_no_problems(tmp_path: Path) -> None:
     MessageStore(tmp_path / "s", kit.CONFIG, now_ms=kit.START_MS).close()
     problems, totals = verify(tmp_path / "s")
     assert (problems, totals.records) == ([], 0)
 
 
-def test_a_live_store_is_looked_at_without_being_touched(tmp_path: Path) -> None:
+def test_a_live_store_is_inspected_without_changes(tmp_path: Path) -> None:
     store = MessageStore(tmp_path, kit.CONFIG, now_ms=kit.START_MS)
     kit.fill(store)
     store.disk.close()  # waits for what the pool makes ahead
@@ -78,7 +78,7 @@ def test_a_live_store_is_looked_at_without_being_touched(tmp_path: Path) -> None
     store.close()
 
 
-def test_sizes_are_guessed_where_nobody_tells(root: Path) -> None:
+def test_unknown_sizes_are_guessed_from_the_files(root: Path) -> None:
     (root / "penstock.json").unlink()
     files = StoreFiles(root)
     assert "guess" in files.sizes_from
@@ -103,12 +103,12 @@ def test_survey_counts_queues_and_files(root: Path, placed: list[tuple[int, int]
     assert quick.checkpoint.confirm_offset == quick.log_end
 
 
-def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="commitlog"):
         StoreFiles(tmp_path)
 
 
-def test_expired_segments_are_no_problem(tmp_path: Path) -> None:
+def test_expired_segments_are_not_reported(tmp_path: Path) -> None:
     store = MessageStore(tmp_path, kit.CONFIG, now_ms=kit.START_MS)
     kit.fill(store)
     store.expire(1)
@@ -137,7 +137,7 @@ def test_a_torn_tail_is_a_note(crashed: Path, placed: list[tuple[int, int]]) -> 
     assert totals.records == COUNT - 1
 
 
-def test_a_bad_record_with_good_ones_behind_is_damage_after_a_crash_too(
+def test_a_bad_record_before_good_ones_is_damage_also_after_a_crash(
     crashed: Path, placed: list[tuple[int, int]]
 ) -> None:
     flip_log(crashed, placed[-9][0] + 95)
@@ -157,7 +157,7 @@ def test_a_hole_of_a_power_cut_is_a_torn_tail(crashed: Path, placed: list[tuple[
     assert totals.records < COUNT
 
 
-def test_entries_that_recovery_makes_anew_are_notes(crashed: Path) -> None:
+def test_entries_that_recovery_rebuilds_are_notes(crashed: Path) -> None:
     write_at(crashed / QUEUE, 20 * 20, bytes(30 * 20))
     shutil.rmtree(crashed / "consumequeue" / "sms")
     (crashed / "checkpoint").unlink(missing_ok=True)
@@ -184,7 +184,7 @@ def in_record(place: int) -> Callable[[Path, list[tuple[int, int]]], None]:
         (90, {"log.crc", "queue.damaged-record"}),
     ],
 )
-def test_a_flipped_bit_of_a_record_is_named(
+def test_a_bit_flip_in_a_record_is_reported(
     root: Path, placed: list[tuple[int, int]], place: int, kinds: set[str]
 ) -> None:
     in_record(place)(root, placed)
@@ -202,13 +202,13 @@ def test_a_hole_in_the_log_is_damage(root: Path, placed: list[tuple[int, int]]) 
     assert verify(root)[1].records == COUNT - 4
 
 
-def test_a_record_of_another_queue_is_found_out(root: Path, placed: list[tuple[int, int]]) -> None:
+def test_a_record_of_another_queue_is_reported(root: Path, placed: list[tuple[int, int]]) -> None:
     flip_log(root, placed[100][0] + 15, 0x01)  # queue id 1 → 0
     kinds = damage_kinds(root)
     assert "queue.queue-id" in kinds
 
 
-def test_a_wrong_queue_offset_is_found_out(root: Path, placed: list[tuple[int, int]]) -> None:
+def test_a_wrong_queue_offset_is_reported(root: Path, placed: list[tuple[int, int]]) -> None:
     flip_log(root, placed[100][0] + 27, 0x08)
     assert "queue.offset" in damage_kinds(root)
 
@@ -247,7 +247,7 @@ def test_a_damaged_blank_is_damage(root: Path, placed: list[tuple[int, int]]) ->
     ("place", "kind"),
     [(0, "queue.beyond"), (7, "queue.no-record"), (11, "queue.size"), (19, "queue.tag")],
 )
-def test_a_flipped_bit_of_a_queue_entry_is_named(root: Path, place: int, kind: str) -> None:
+def test_a_bit_flip_in_a_queue_entry_is_reported(root: Path, place: int, kind: str) -> None:
     flip(root / QUEUE, 20 * 20 + place, 0x01)
     problems, _ = verify(root)
     assert [(p.kind, p.file, p.offset) for p in problems] == [(kind, QUEUE, 20 * 20)]
@@ -259,7 +259,7 @@ def test_a_lost_entry_is_a_hole(root: Path) -> None:
     assert [(p.kind, p.count) for p in problems] == [("queue.hole", 3)]
 
 
-def test_an_exchanged_entry_names_the_wrong_record(root: Path) -> None:
+def test_a_swapped_entry_is_reported(root: Path) -> None:
     data = (root / QUEUE).read_bytes()
     write_at(root / QUEUE, 20 * 20, data[21 * 20 : 22 * 20] + data[20 * 20 : 21 * 20])
     problems, _ = verify(root)
@@ -299,7 +299,7 @@ def index_file(root: Path) -> Path:
         (19, 0x01, {"index.chain"}),
     ],
 )
-def test_a_flipped_bit_of_an_index_entry_is_named(
+def test_a_bit_flip_in_an_index_entry_is_reported(
     root: Path, place: int, mask: int, kinds: set[str]
 ) -> None:
     flip(index_file(root), kit.INDEX_ENTRIES_AT + 60 * 20 + place, mask)
@@ -307,7 +307,7 @@ def test_a_flipped_bit_of_an_index_entry_is_named(
     assert damage_kinds(root) <= kinds
 
 
-def test_an_entry_with_another_key_is_named(root: Path) -> None:
+def test_an_index_entry_with_another_key_is_reported(root: Path) -> None:
     path = index_file(root)
     at = kit.INDEX_ENTRIES_AT + 60 * 20
     key_hash = int.from_bytes(path.read_bytes()[at : at + 4], "big")
@@ -330,7 +330,7 @@ def test_slots_header_and_length_are_checked(root: Path) -> None:
     assert damage_kinds(root) == {"index.length"}
 
 
-def test_keys_that_nobody_indexed_are_a_note(root: Path) -> None:
+def test_keys_missing_in_the_index_are_a_note(root: Path) -> None:
     for path in sorted((root / "index").iterdir())[1:-1]:
         path.unlink()
     problems, totals = verify(root)
@@ -341,7 +341,7 @@ def test_keys_that_nobody_indexed_are_a_note(root: Path) -> None:
 # --- checkpoint and snapshot
 
 
-def test_the_checkpoint_is_held_against_the_log(root: Path) -> None:
+def test_the_checkpoint_is_compared_with_the_log(root: Path) -> None:
     path = root / "checkpoint"
     good = path.read_bytes()
     write_at(path, 8, (1 << 50).to_bytes(8, "big"))
@@ -356,7 +356,7 @@ def test_the_checkpoint_is_held_against_the_log(root: Path) -> None:
 # --- dump
 
 
-def test_messages_are_found_by_queue_place_and_key(
+def test_messages_are_found_by_queue_log_offset_and_key(
     root: Path, placed: list[tuple[int, int]]
 ) -> None:
     files = StoreFiles(root)
@@ -372,14 +372,14 @@ def test_messages_are_found_by_queue_place_and_key(
     assert len(list(find_key(files, "orders", "shared"))) == 160
 
 
-def test_compressed_bodies_are_inflated(root: Path, placed: list[tuple[int, int]]) -> None:
+def test_compressed_bodies_are_decompressed(root: Path, placed: list[tuple[int, int]]) -> None:
     found = next(walk_log(StoreFiles(root), placed[kit.COMPRESSED][0]))
     assert found.message is not None
     assert found.message.body != kit.body(kit.COMPRESSED)
     assert plain_body(found.message) == (kit.body(kit.COMPRESSED), None)
 
 
-def test_salvage_passes_over_damage(root: Path, placed: list[tuple[int, int]]) -> None:
+def test_salvage_skips_damage(root: Path, placed: list[tuple[int, int]]) -> None:
     flip_log(root, placed[10][0] + 5)
     flip_log(root, placed[150][0] + 2)
     files = StoreFiles(root)
@@ -394,7 +394,7 @@ def test_salvage_passes_over_damage(root: Path, placed: list[tuple[int, int]]) -
 
 
 @pytest.mark.parametrize("seed", range(rounds(ci=40, proof=500)))
-def test_whatever_the_damage_inspection_ends_and_tells(root: Path, seed: int) -> None:
+def test_any_damage_is_reported_without_an_exception(root: Path, seed: int) -> None:
     chance = Random(seed)
     if seed % 3 == 0:
         (root / "abort").write_bytes(b"1")

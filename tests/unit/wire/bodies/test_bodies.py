@@ -87,7 +87,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_body_survives_the_wire(kind: type[Body], data: st.DataObject) -> None:
+def test_bodies_round_trip(kind: type[Body], data: st.DataObject) -> None:
     value = data.draw(values_of(inspect.type_info(kind)))
     for encode in (fastjson.encode, fastjson.encode_pretty, fastjson.encode_strict):
         assert fastjson.decode(encode(value), kind) == value
@@ -95,7 +95,7 @@ def test_body_survives_the_wire(kind: type[Body], data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_body_of_nothing_has_defaults(kind: type[Body]) -> None:
+def test_empty_body_has_defaults(kind: type[Body]) -> None:
     assert fastjson.decode(b"{}", kind) == kind()
     nulls = dict.fromkeys(kind.__struct_encode_fields__)
     assert fastjson.decode(json.dumps({**nulls, "unknown": [1]}).encode(), kind) == kind()
@@ -103,7 +103,7 @@ def test_body_of_nothing_has_defaults(kind: type[Body]) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_damaged_bodies_raise_nothing_but_body_error(data: st.DataObject) -> None:
+def test_damaged_bodies_raise_only_body_error(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(KINDS))
     text = bytearray(fastjson.encode(data.draw(values_of(inspect.type_info(kind)))))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -120,7 +120,7 @@ def test_message_queue_is_a_key_and_sorts_like_java() -> None:
     assert sorted(queues) == [queues[2], queues[1], queues[0]]
 
 
-def test_data_version_counts_and_ranks() -> None:
+def test_data_versions_are_counted_and_ordered() -> None:
     old = DataVersion(counter=9, timestamp=5)
     new = old.next(4, state_version=0)
     assert new == DataVersion(counter=10, state_version=0, timestamp=4)
@@ -128,7 +128,7 @@ def test_data_version_counts_and_ranks() -> None:
     assert DataVersion(state_version=1).rank() > new.rank()
 
 
-def test_java_defaults() -> None:
+def test_defaults_equal_those_of_java() -> None:
     assert TopicConfig().read_queue_nums == 16
     assert TopicConfig().perm == 6
     text = fastjson.encode(SubscriptionGroupConfig(group_name="g")).decode()
@@ -137,7 +137,7 @@ def test_java_defaults() -> None:
     assert "subscriptionDataSet" not in text
 
 
-def test_numbers_beyond_java_are_refused() -> None:
+def test_numbers_out_of_javas_range_are_refused() -> None:
     for text in ('{"queueId":2147483648}', '{"queueId":-2147483649}', '{"queueId":1.5}'):
         with pytest.raises(BodyError):
             fastjson.decode(text.encode(), MessageQueue)
@@ -145,7 +145,7 @@ def test_numbers_beyond_java_are_refused() -> None:
         fastjson.decode(b'{"counter":9223372036854775808}', DataVersion)
 
 
-def test_strings_stand_for_numbers_and_unknown_enumerations_pass() -> None:
+def test_numbers_may_be_strings_and_unknown_enum_values_are_accepted() -> None:
     text = b'{"consumerDataSet":[{"consumeType":"CONSUME_LATER","unitMode":"true"}],'
     heartbeat = fastjson.decode(text + b'"heartbeatFingerprint":"7"}', HeartbeatData)
     assert heartbeat.consumer_data_set[0].consume_type == "CONSUME_LATER"
@@ -219,14 +219,14 @@ registrations = st.builds(
 
 
 @given(registrations)
-def test_registration_survives_both_forms(body: RegisterBrokerBody) -> None:
+def test_registrations_round_trip_compressed_and_plain(body: RegisterBrokerBody) -> None:
     for compressed in (False, True):
         data = encode_register(body, compressed=compressed)
         assert decode_register(data, compressed=compressed, version=413) == body
 
 
 @given(registrations, st.data())
-def test_damaged_registration_raises_nothing_but_body_error(
+def test_damaged_registration_raises_only_body_error(
     body: RegisterBrokerBody, data: st.DataObject
 ) -> None:
     inflated = bytearray(zlib.decompress(encode_register(body, compressed=True)))
@@ -246,7 +246,7 @@ def test_registration_of_4x_has_no_mappings() -> None:
         decode_register(old, compressed=True, version=413)
 
 
-def test_inflated_registration_has_a_limit() -> None:
+def test_decompressed_size_of_a_registration_is_limited() -> None:
     bomb = zlib.compress(bytes(10_000_000))
     with pytest.raises(BodyError, match="1000"):
         decode_register(bomb, compressed=True, version=493, inflated_bytes_max=1000)

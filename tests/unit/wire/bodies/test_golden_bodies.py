@@ -71,7 +71,7 @@ def is_part_of(part: Any, whole: Any) -> bool:
 
 
 @each("bodies")
-def test_all_forms_of_a_body_say_the_same(version: str, case: Case) -> None:
+def test_all_forms_of_a_body_are_equal(version: str, case: Case) -> None:
     kind = kind_of(case)
     value = fastjson.decode(case["text"].encode(), kind)
     assert fastjson.decode(case["pretty"].encode(), kind) == value
@@ -80,7 +80,7 @@ def test_all_forms_of_a_body_say_the_same(version: str, case: Case) -> None:
 
 
 @each("bodies")
-def test_body_is_written_as_rocketmq_writes_it(version: str, case: Case) -> None:
+def test_body_is_encoded_as_by_rocketmq(version: str, case: Case) -> None:
     text = case["text"].encode()
     ours = fastjson.encode(fastjson.decode(text, kind_of(case)))
     if version != "4.9.8":
@@ -98,7 +98,7 @@ def test_strict_form_is_standard_json_with_the_same_content(version: str, case: 
 
 
 @each("bodies")
-def test_packed_registration(version: str, case: Case) -> None:
+def test_compressed_registration(version: str, case: Case) -> None:
     if "compressed" not in case:
         return
     number = document(version)["version_number"]

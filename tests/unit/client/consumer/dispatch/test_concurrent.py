@@ -69,7 +69,7 @@ class DispatchFixture:
         self.dispatch.submit(self.queue, got)
         return got
 
-    async def settled(self, progress: int) -> None:
+    async def wait_for_progress(self, progress: int) -> None:
         await until(lambda: self.queue.progress == progress and self.queue.count == 0)
 
     async def close(self, drain_ms: int = 10_000) -> None:
@@ -108,7 +108,7 @@ def test_every_message_is_handled_and_progress_advances(kind: str) -> None:
         fixture.on(handler_of(kind, lambda message: seen.append(message.queue_offset)))
         for start in range(0, 300, 30):
             fixture.give(*range(start, start + 30))
-        await fixture.settled(300)
+        await fixture.wait_for_progress(300)
         assert sorted(seen) == list(range(300))
         await fixture.close()
 
@@ -130,7 +130,7 @@ def test_failed_messages_are_sent_back_with_their_delay_level(
         fixture = DispatchFixture()
         fixture.on(handler_of(kind, handle))
         fixture.give(0, 1, 2, 3, 4, 5, reconsume_times=3)
-        await fixture.settled(6)
+        await fixture.wait_for_progress(6)
         assert sorted(fixture.send_back.taken) == [(0, 0), (1, 0), (2, 5), (4, -1)]
         assert fixture.queue.failed == 4
         await fixture.close()
@@ -153,7 +153,7 @@ def test_broadcast_drops_failed_messages(caplog: pytest.LogCaptureFixture) -> No
 
         fixture.on(handle)
         fixture.give(0)
-        await fixture.settled(1)
+        await fixture.wait_for_progress(1)
         assert fixture.send_back.taken == []
         await fixture.close()
 
@@ -175,7 +175,7 @@ def test_message_that_no_broker_takes_back_is_handled_again() -> None:
         await until(lambda: fixture.session.clock.pending() == 1)
         assert fixture.queue.progress == 0
         await fixture.session.clock.elapse(LOCAL_RETRY_MS)
-        await fixture.settled(1)
+        await fixture.wait_for_progress(1)
         assert times == [0, 1]
         assert fixture.send_back.taken == []
         await fixture.close()
@@ -187,24 +187,24 @@ def test_message_that_no_broker_takes_back_is_handled_again() -> None:
 def test_slow_message_does_not_delay_others(kind: str) -> None:
     async def test() -> None:
         fixture = DispatchFixture(concurrency=2)
-        release = threading.Event()
-        gate = asyncio.Event()
+        thread_release = threading.Event()
+        release = asyncio.Event()
 
         def slow(message: ReceivedMessage) -> None:
             if message.queue_offset == 0:
-                release.wait()
+                thread_release.wait()
 
         async def slow_async(message: ReceivedMessage) -> None:
             if message.queue_offset == 0:
-                await gate.wait()
+                await release.wait()
 
         fixture.on(slow if kind == "sync" else slow_async)
         fixture.give(*range(50))
         await until(lambda: fixture.queue.count == 1)
         assert fixture.queue.progress == 0
+        thread_release.set()
         release.set()
-        gate.set()
-        await fixture.settled(50)
+        await fixture.wait_for_progress(50)
         await fixture.close()
 
     run(test)
@@ -242,7 +242,7 @@ def test_ordered_concurrency_is_limited(kind: str) -> None:
 
         fixture.on(handle if kind == "sync" else handle_async)
         fixture.give(*range(30))
-        await fixture.settled(30)
+        await fixture.wait_for_progress(30)
         assert most == 3
         await fixture.close()
 
@@ -265,7 +265,7 @@ def test_messages_of_a_topic_go_to_handlers_by_tag() -> None:
         fixture.on(on_loop, "c")
         for offset, tag in enumerate("abcd"):
             fixture.give(offset, properties={"TAGS": tag})
-        await fixture.settled(4)
+        await fixture.wait_for_progress(4)
         assert sorted(seen) == [
             ("loop", "c", True), ("plain", "a", False), ("plain", "b", False),
             ("plain", "d", False),
@@ -287,7 +287,7 @@ def test_handlers_take_lists_of_messages(kind: str) -> None:
 
         fixture.on(handler_of(kind, handle))
         fixture.give(*range(10))
-        await fixture.settled(10)
+        await fixture.wait_for_progress(10)
         assert sorted(sizes) == [2, 4, 4]
         assert sorted(fixture.send_back.taken) == [(0, 2), (4, 2), (8, 2)]
         await fixture.close()
@@ -303,7 +303,7 @@ def test_message_without_handler_is_redelivered(caplog: pytest.LogCaptureFixture
 
         fixture.handlers.add("Another", "*", handle)
         fixture.give(0)
-        await fixture.settled(1)
+        await fixture.wait_for_progress(1)
         assert fixture.send_back.taken == [(0, 0)]
         await fixture.close()
 
@@ -320,7 +320,7 @@ def test_cancellation_inside_a_handler_is_a_failure() -> None:
 
         fixture.on(handle)
         fixture.give(0, 1)
-        await fixture.settled(2)
+        await fixture.wait_for_progress(2)
         assert fixture.send_back.taken == [(0, 0), (1, 0)]
         await fixture.close()
 
@@ -331,17 +331,17 @@ def test_cancellation_inside_a_handler_is_a_failure() -> None:
 def test_messages_of_stuck_handlers_are_sent_back(kind: str) -> None:
     async def test() -> None:
         fixture = DispatchFixture()
-        release = threading.Event()
-        gate = asyncio.Event()
+        thread_release = threading.Event()
+        release = asyncio.Event()
         began: list[int] = []
 
         def slow(message: ReceivedMessage) -> None:
             began.append(1)
-            release.wait()
+            thread_release.wait()
 
         async def slow_async(message: ReceivedMessage) -> None:
             began.append(1)
-            await gate.wait()
+            await release.wait()
 
         fixture.on(slow if kind == "sync" else slow_async)
         fixture.give(0)
@@ -350,8 +350,8 @@ def test_messages_of_stuck_handlers_are_sent_back(kind: str) -> None:
         await fixture.completion.expire_stuck([fixture.queue], 900_000)
         assert fixture.send_back.taken == [(0, 3)]
         assert fixture.queue.progress == 1
+        thread_release.set()
         release.set()
-        gate.set()
         await fixture.close()
         assert fixture.queue.finished == 1
         assert fixture.send_back.taken == [(0, 3)]
@@ -363,26 +363,26 @@ def test_messages_of_stuck_handlers_are_sent_back(kind: str) -> None:
 def test_results_for_a_dropped_queue_are_ignored(kind: str) -> None:
     async def test() -> None:
         fixture = DispatchFixture(concurrency=1)
-        release = threading.Event()
-        gate = asyncio.Event()
+        thread_release = threading.Event()
+        release = asyncio.Event()
         began: list[int] = []
 
         def slow(message: ReceivedMessage) -> None:
             began.append(message.queue_offset)
-            release.wait()
+            thread_release.wait()
             raise ValueError("too late")
 
         async def slow_async(message: ReceivedMessage) -> None:
             began.append(message.queue_offset)
-            await gate.wait()
+            await release.wait()
             raise ValueError("too late")
 
         fixture.on(slow if kind == "sync" else slow_async)
         fixture.give(0, 1)
         await until(lambda: bool(began))
         fixture.queue.drop()
+        thread_release.set()
         release.set()
-        gate.set()
         await fixture.close()
         assert began == [0]
         assert fixture.send_back.taken == []
@@ -395,17 +395,17 @@ def test_results_for_a_dropped_queue_are_ignored(kind: str) -> None:
 def test_close_waits_for_running_handlers_and_starts_no_more(kind: str) -> None:
     async def test() -> None:
         fixture = DispatchFixture(concurrency=1)
-        release = threading.Event()
-        gate = asyncio.Event()
+        thread_release = threading.Event()
+        release = asyncio.Event()
         began: list[int] = []
 
         def slow(message: ReceivedMessage) -> None:
             began.append(message.queue_offset)
-            release.wait()
+            thread_release.wait()
 
         async def slow_async(message: ReceivedMessage) -> None:
             began.append(message.queue_offset)
-            await gate.wait()
+            await release.wait()
 
         fixture.on(slow if kind == "sync" else slow_async)
         fixture.give(0, 1, 2)
@@ -414,8 +414,8 @@ def test_close_waits_for_running_handlers_and_starts_no_more(kind: str) -> None:
         for _ in range(20):
             await asyncio.sleep(0)
         assert not closing.done()
+        thread_release.set()
         release.set()
-        gate.set()
         await closing
         assert began == [0]
         assert fixture.queue.progress == 1
@@ -427,12 +427,12 @@ def test_close_waits_for_running_handlers_and_starts_no_more(kind: str) -> None:
 def test_close_waits_at_most_drain_ms(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         fixture = DispatchFixture()
-        release = threading.Event()
+        thread_release = threading.Event()
         began: list[int] = []
 
         def slow(message: ReceivedMessage) -> None:
             began.append(1)
-            release.wait()
+            thread_release.wait()
 
         async def slow_async(message: ReceivedMessage) -> None:
             began.append(1)
@@ -445,7 +445,7 @@ def test_close_waits_at_most_drain_ms(kind: str, caplog: pytest.LogCaptureFixtur
         await fixture.session.clock.elapse(5_000)
         await closing
         assert fixture.queue.progress == 0
-        release.set()
+        thread_release.set()
 
     run(test)
     assert "1 handlers have not returned within 5000 ms" in caplog.text
@@ -469,7 +469,7 @@ def test_handlers_that_never_await_do_not_block_the_loop() -> None:
         fixture.on(handle)
         fixture.give(*range(3 * MESSAGES_PER_TURN))
         tick()
-        await fixture.settled(3 * MESSAGES_PER_TURN)
+        await fixture.wait_for_progress(3 * MESSAGES_PER_TURN)
         assert {MESSAGES_PER_TURN, 2 * MESSAGES_PER_TURN} <= set(turns)
         await fixture.close()
 
@@ -485,7 +485,7 @@ def test_worker_wakes_others_only_while_messages_are_waiting() -> None:
         fixture.on(handle)
         for start in range(0, 640, 32):
             fixture.give(*range(start, start + 32))
-            await fixture.settled(start + 32)
+            await fixture.wait_for_progress(start + 32)
         assert len(asyncio.all_tasks()) <= 4
         await fixture.close()
 

@@ -38,7 +38,7 @@ def test_coroutine_returned_by_a_plain_function_is_awaited() -> None:
 
         fixture.on(lambda message: real(message))
         fixture.give(0, 1)
-        await fixture.settled(2)
+        await fixture.wait_for_progress(2)
         assert sorted(done) == [0, 1]
         assert fixture.send_back.taken == [(1, 0)]
         await fixture.close()
@@ -72,7 +72,7 @@ def test_any_exception_of_a_handler_is_a_failure(kind: str, batch: int) -> None:
         fixture = DispatchFixture(handle_batch=batch)
         fixture.on(handler_of(kind, handle))
         fixture.give(0, 1)
-        await fixture.settled(2)
+        await fixture.wait_for_progress(2)
         assert sorted(fixture.send_back.taken) == [(0, 0), (1, 0)]
         await fixture.close()
 
@@ -82,12 +82,12 @@ def test_any_exception_of_a_handler_is_a_failure(kind: str, batch: int) -> None:
 def test_message_being_sent_back_is_not_sent_back_again() -> None:
     async def test() -> None:
         fixture = DispatchFixture()
-        gate, taken = asyncio.Event(), asyncio.Event()
+        release, taken = asyncio.Event(), asyncio.Event()
 
         async def slow_back(message: ReceivedMessage, delay_level: int) -> None:
             fixture.send_back.taken.append((message.queue_offset, delay_level))
             taken.set()
-            await gate.wait()
+            await release.wait()
 
         fixture.completion._send_back = slow_back
 
@@ -99,8 +99,8 @@ def test_message_being_sent_back_is_not_sent_back_again() -> None:
         fixture.give(0)
         await taken.wait()
         await fixture.completion.expire_stuck([fixture.queue], 1_000)
-        gate.set()
-        await fixture.settled(1)
+        release.set()
+        await fixture.wait_for_progress(1)
         assert fixture.send_back.taken == [(0, 0)]
         await fixture.close()
 
@@ -113,12 +113,12 @@ def test_stuck_message_that_no_broker_takes_back_is_handled_again() -> None:
             send_back=FakeSendBack([PeerLost("gone", address="b:1") for _ in range(3)])
         )
         began: list[int] = []
-        gate = asyncio.Event()
+        release = asyncio.Event()
 
         async def handle(message: ReceivedMessage) -> None:
             began.append(message.local_retries)
             if len(began) == 1:
-                await gate.wait()
+                await release.wait()
 
         fixture.on(handle)
         fixture.give(0)
@@ -127,11 +127,11 @@ def test_stuck_message_that_no_broker_takes_back_is_handled_again() -> None:
         for _ in range(3):
             await fixture.completion.expire_stuck([fixture.queue], 1_000)
         await fixture.session.clock.elapse(LOCAL_RETRY_MS)
-        await fixture.settled(1)
+        await fixture.wait_for_progress(1)
         await until(lambda: not fixture.session.tasks)
         assert began == [0, 1]
         assert fixture.queue.failed == 1
-        gate.set()
+        release.set()
         await fixture.close()
 
     run(test)
@@ -141,16 +141,16 @@ def test_stuck_message_that_no_broker_takes_back_is_handled_again() -> None:
 def test_messages_of_a_dropped_queue_are_discarded(kind: str) -> None:
     async def test() -> None:
         fixture = DispatchFixture(concurrency=1)
-        release, gate = threading.Event(), asyncio.Event()
+        thread_release, release = threading.Event(), asyncio.Event()
         began: list[int] = []
 
         def slow(message: ReceivedMessage) -> None:
             began.append(message.queue_offset)
-            release.wait()
+            thread_release.wait()
 
         async def slow_async(message: ReceivedMessage) -> None:
             began.append(message.queue_offset)
-            await gate.wait()
+            await release.wait()
 
         fixture.on(slow if kind == "sync" else slow_async)
         fixture.give(*range(100))
@@ -163,8 +163,8 @@ def test_messages_of_a_dropped_queue_are_discarded(kind: str) -> None:
         await fixture.dispatch.stop(fixture.queue)
         jobs = fixture.dispatch._jobs or fixture.dispatch._threads._jobs
         assert list(jobs) == kept
+        thread_release.set()
         release.set()
-        gate.set()
         await until(lambda: other.progress == 501)
         assert began == [0, 500]
         await fixture.close()
@@ -175,14 +175,14 @@ def test_messages_of_a_dropped_queue_are_discarded(kind: str) -> None:
 def test_close_does_not_wait_for_a_handler_that_ignores_cancellation() -> None:
     async def test() -> None:
         fixture = DispatchFixture()
-        gate = asyncio.Event()
+        release = asyncio.Event()
         began: list[int] = []
 
         async def stubborn(message: ReceivedMessage) -> None:
             began.append(1)
-            while not gate.is_set():
+            while not release.is_set():
                 try:
-                    await gate.wait()
+                    await release.wait()
                 except asyncio.CancelledError:
                     continue
 
@@ -193,7 +193,7 @@ def test_close_does_not_wait_for_a_handler_that_ignores_cancellation() -> None:
         await fixture.session.clock.elapse(100 + CANCEL_MS)
         await closing
         assert fixture.queue.progress == 0
-        gate.set()
+        release.set()
         await until(lambda: not fixture.dispatch._workers)
 
     run(test)
@@ -215,7 +215,7 @@ def test_failed_thread_start_is_retried(
             with pytest.raises(RuntimeError):
                 fixture.give(0)
         fixture.give(1)
-        await fixture.settled(2)
+        await fixture.wait_for_progress(2)
         assert sorted(seen) == [0, 1]
         await fixture.close()
 
@@ -232,7 +232,7 @@ def test_is_handling_only_in_handlers_of_the_consumer() -> None:
 
         fixture.on(handle)
         fixture.give(0)
-        await fixture.settled(1)
+        await fixture.wait_for_progress(1)
         assert inside == [True, False]
         assert not is_handling(fixture.completion)
         await fixture.close()

@@ -191,11 +191,11 @@ def test_waiting_messages_of_a_dropped_queue_are_discarded() -> None:
 def test_message_is_sent_back_even_if_its_reader_is_cancelled() -> None:
     async def test() -> None:
         fixture = DispatchFixture()
-        gate, taken = asyncio.Event(), asyncio.Event()
+        release, taken = asyncio.Event(), asyncio.Event()
 
         async def slow_back(message: ReceivedMessage, delay_level: int) -> None:
             taken.set()
-            await gate.wait()
+            await release.wait()
 
         fixture.completion._send_back = slow_back
         fixture.give(0)
@@ -205,7 +205,7 @@ def test_message_is_sent_back_even_if_its_reader_is_cancelled() -> None:
         await taken.wait()
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        gate.set()
+        release.set()
         await until(lambda: fixture.queue.progress == 1)
 
     run(test)

@@ -186,16 +186,24 @@ def excerpt(*rows: dict[str, Any], total: int | None = None) -> TableExcerpt:
 
 def data(name: str = HOSTILE) -> ReportData:
     """Report data with rows for each section."""
-    at, later = NOON_MS, NOON_MS + 3 * 60_000
     return ReportData(
         about=(("Created", "today"), ("Source", name)),
         notes=(name,),
-        rates=excerpt(
+        **topic_tables(name),
+        **group_tables(name),
+    )
+
+
+def topic_tables(name: str) -> dict[str, TableExcerpt]:
+    """Rates, sizes, queues and keys of topics."""
+    at, later = NOON_MS, NOON_MS + 3 * 60_000
+    return {
+        "rates": excerpt(
             {"topic": name, "time": at, "per_minute": 5.0, "bytes_per_minute": 50.0},
             {"topic": name, "time": later, "per_minute": 7.0, "bytes_per_minute": 50.0},
             {"topic": "_hidden", "time": at, "per_minute": 1.0, "bytes_per_minute": None},
         ),
-        sizes=excerpt(
+        "sizes": excerpt(
             {
                 "topic": name, "messages": 12, "bytes": 120, "mean_bytes": 10.0, "p50_bytes": 0,
                 "p95_bytes": 20, "p99_bytes": 30, "min_bytes": 0, "max_bytes": 31, "first": at,
@@ -203,50 +211,57 @@ def data(name: str = HOSTILE) -> ReportData:
             },
             total=1234,
         ),
-        queues=excerpt(
+        "queues": excerpt(
             {
                 "topic": name, "queues": 4, "messages": 12, "empty": 1, "least": 0.0, "most": 2.5,
                 "fullest": "broker-a 3",
             }
         ),
-        skew=excerpt(
+        "skew": excerpt(
             {
                 "topic": name, "messages": 12, "with_key": 11, "keys": 3, "hottest": name,
                 "hottest_messages": 9, "hottest_share": 0.75, "skew": 2.4,
             }
         ),
-        keys=excerpt({"topic": name, "rank": 1, "key": name, "messages": 9, "share": 0.75}),
-        latencies=excerpt(
+        "keys": excerpt({"topic": name, "rank": 1, "key": name, "messages": 9, "share": 0.75}),
+    }  # fmt: skip
+
+
+def group_tables(name: str) -> dict[str, TableExcerpt]:
+    """Latencies, dead letters and lag of groups."""
+    at, later = NOON_MS, NOON_MS + 3 * 60_000
+    return {
+        "latencies": excerpt(
             {
                 "stage": "send", "topic": name, "group": None, "count": 5, "p50_ms": 1,
                 "p95_ms": 2, "p99_ms": 3, "max_ms": 4, "negative": 0,
             }
         ),
-        latency_times=excerpt({"stage": "send", "time": at, "p95_ms": 0}),
-        dead=excerpt(
+        "latency_times": excerpt({"stage": "send", "time": at, "p95_ms": 0}),
+        "dead": excerpt(
             {
                 "group": name, "origin_topic": None, "tags": name, "cause": name, "messages": 2,
                 "tries": 3, "first_hour": at, "last_hour": at,
             }
         ),
-        dead_times=excerpt({"time": at, "cause": name, "messages": 2}),
-        samples=excerpt(
+        "dead_times": excerpt({"time": at, "cause": name, "messages": 2}),
+        "samples": excerpt(
             {
                 "group": name, "origin_topic": name, "cause": name, "message_id": name,
                 "keys": None, "reconsume_times": 3, "store_timestamp": at, "body_start": name,
             }
         ),
-        lag=excerpt(
+        "lag": excerpt(
             {
                 "group": name, "topic": name, "queues": 4, "lag": None, "lag_ms": 90_000,
                 "unknown": 4, "sampled": at,
             }
         ),
-        lag_times=excerpt(
+        "lag_times": excerpt(
             {"group": name, "time": at, "lag": None, "lag_ms": None},
             {"group": name, "time": later, "lag": 5, "lag_ms": 10},
         ),
-    )  # fmt: skip
+    }  # fmt: skip
 
 
 class Page(HTMLParser):

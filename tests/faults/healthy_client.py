@@ -1,5 +1,5 @@
-"""A well-behaved client in a process of its own: sends one message after the other until its
-standard input ends, then prints how long each took, in ms."""
+"""A healthy client as a separate process: sends one message after another until its standard input
+ends, then prints the duration of each send in ms."""
 
 import json
 import select
