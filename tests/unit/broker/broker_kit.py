@@ -1,4 +1,4 @@
-"""A whole broker without a socket: frames in, frames out, time as it is told."""
+"""A whole broker without a socket: frames in, frames out, with a simulated time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,7 +56,7 @@ class BrokerFixture:
         self.broker.close()
 
     def frame(self, data: bytes) -> Answer:
-        """What a frame is answered with: a Reply, a Hold, or None."""
+        """The answer to a frame: a Reply, a Suspend, or None."""
         buffer = bytearray(data)
         self.request_loop.bind(memoryview(buffer), BORN)
         self.request_loop.set_client(1, "10.1.2.3:54321", BORN)
@@ -74,7 +74,7 @@ class BrokerFixture:
         return read_reply(data) if data else None
 
     def finish(self, answer: Answer) -> Answer:
-        """Do in this thread what belongs into the pool."""
+        """Run work for the thread pool in this thread."""
         while isinstance(answer, InThread | RegisterTopics | QueryRoute | PersistTable):
             if isinstance(answer, InThread):
                 answer = answer.then(answer.work())
@@ -94,7 +94,7 @@ class BrokerFixture:
         return self.finish(self.broker.handle(Command(code, ext, now_ms=self.now_ms, client=1)))
 
     def many(self, data: bytes) -> None:
-        """Serve several frames in one turn; their answers do not matter."""
+        """Serve several frames in one loop iteration; their answers are ignored."""
         self.request_loop.bind(memoryview(bytearray(data)), BORN)
         assert self.request_loop.serve(0, len(data), self.now_ms) == len(data)
         self.request_loop.output.take()
@@ -184,7 +184,7 @@ def read_reply(data: bytes) -> Reply:
 
 
 def bodies(answer: Answer) -> list[bytes]:
-    """Of the messages in a reply."""
+    """The bodies of the messages in a reply."""
     return [message.body for message in messages(answer)]
 
 

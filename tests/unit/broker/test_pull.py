@@ -1,4 +1,4 @@
-"""Pulling: what is found, what is held, what is refused."""
+"""Pulling: found messages, suspended requests, refusals."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -280,7 +280,7 @@ def test_a_matching_message_behind_many_others_is_found(env: BrokerFixture) -> N
     env.many(frames + env.send_frame(tag="wanted"))
     answer: Answer = env.woken[0]
     looks = 0
-    while offsets(answer)[0] == AGAIN:  # each look ends somewhere: the client asks again at once
+    while offsets(answer)[0] == AGAIN:  # each search is limited: the client pulls again at once
         looks += 1
         answer = env.pull(offsets(answer)[1], flags=6, subscription="wanted")
     assert looks > 1
@@ -312,7 +312,7 @@ def test_a_failed_read_leaves_no_partial_response(env: BrokerFixture) -> None:
 
 
 class Vanishing:
-    """A reader whose first finds can't be copied, as when retention is quicker."""
+    """A reader whose first finds can't be copied, as after a deletion by retention."""
 
     def __init__(self, reader: Any, failures: int) -> None:
         self._reader = reader
@@ -348,7 +348,7 @@ def test_the_min_offset_follows_deleted_files(tmp_path: Path, tag: str) -> None:
     with broker_fixture(tmp_path / "store", Settings(store=small_config(sync_flush=False))) as env:
         while env.store.log.end < 2 * SEGMENT_BYTES:
             env.send(body=bytes(500), tag="blue")
-        env.store.log.segments.drop_first()  # and the queue's begin is not moved up yet
+        env.store.log.segments.drop_first()  # and the queue's min offset is not corrected yet
         answer = env.pull(0, subscription=tag)
         _, following, low, high = offsets(answer)
         assert 0 < low < high

@@ -1,4 +1,4 @@
-"""Messages by key, unique id, tag and place, and entries of a queue."""
+"""Messages by key, unique id, tag and log offset, and entries of a queue."""
 
 from collections.abc import Iterator
 from pathlib import Path

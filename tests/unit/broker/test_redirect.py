@@ -1,4 +1,4 @@
-"""Sends that take a detour: what they leave behind for the next send, and marks that mislead."""
+"""Redirected sends: nothing is left over for the next send, and wrong flags are cleared."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ def env(tmp_path: Path) -> Iterator[BrokerFixture]:
 
 
 def timed(env: BrokerFixture, filling: int) -> Reply:
-    """A message whose properties grow by its topic's name where it waits."""
+    """Send a timer message, whose properties grow by the name of its topic."""
     return env.send("T" * 100, properties={"TIMER_DELAY_SEC": "60", "X": "x" * filling})
 
 
@@ -38,7 +38,7 @@ def test_a_recall_handle_is_returned_only_to_its_producer(
 
 
 def retry(env: BrokerFixture, reconsumed: int) -> Reply:
-    """A client before 4.6.1 retries a message of a transaction: it is marked as prepared still."""
+    """Retry a transactional message as a client before 4.6.1: it still has the prepared flag."""
     properties = {
         "UNIQ_KEY": "A" * 32, "TRAN_MSG": "true", "PGROUP": "p", "DELAY": "3", "RETRY_TOPIC": "T",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Request-reply: a reply is stored, and handed on to the producer that asked."""
+"""Request-reply: a reply is stored and forwarded to the requester."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +43,7 @@ def env(tmp_path: Path) -> Iterator[BrokerFixture]:
 
 
 def fields(code: int = V2, **changed: str | None) -> dict[str, str]:
-    """The header of a reply; None takes a field away."""
+    """The header of a reply; None removes a field."""
     every = {
         "producerGroup": "replier", "topic": TOPIC, "defaultTopic": "TBW102",
         "defaultTopicQueueNums": "4", "queueId": "0", "sysFlag": "0", "bornTimestamp": "1234",
@@ -69,7 +69,7 @@ def reply(
 def ask(
     env: BrokerFixture, client: int = 77, client_id: str = "asker", group: str = "askers"
 ) -> None:
-    """A producer is there, and waits for a reply."""
+    """Register a producer that waits for a reply."""
     member = GroupMember(client, client_id, "10.0.0.1:5", 0, 493, env.now_ms)
     env.context.clients.register_producer(group, member)
 

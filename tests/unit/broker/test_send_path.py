@@ -1,4 +1,4 @@
-"""From request bytes to response bytes: sends in both spellings and both encodings."""
+"""From request bytes to response bytes: sends with both header versions and both encodings."""
 
 import json
 import struct

@@ -118,7 +118,7 @@ def test_deleted_topic_starts_again_at_zero(env: AdminFixture) -> None:
 
 def test_group_counters_of_missing_topics_are_removed(env: AdminFixture) -> None:
     env.stats.got("coupons", "orders", 1, 100, 0)
-    env.stats.got("coupons", "lost", 1, 100, 0)  # by a pull that was under way
+    env.stats.got("coupons", "lost", 1, 100, 0)  # by a pull that was in flight
     env.put("lost")
     pass_seconds(env.stats, NOW_MS, 10)
     assert list(env.stats.groups) == [("orders", "coupons")]
@@ -156,7 +156,7 @@ def test_many_counters_are_sampled_in_steps(
     while stats.due() <= now_ms:
         stats.tick(now_ms)
         steps += 1
-        if stats.due() <= now_ms:  # what is not complete does not count
+        if stats.due() <= now_ms:  # an incomplete period does not count
             assert stats.put_tps("t0") == stats.get_tps("g0", "orders") == 0.0
     assert steps > 5
     assert [stats.put_tps(topic) for topic in topics] == [0.1] * 9
@@ -183,7 +183,7 @@ def test_topics_created_and_deleted_between_steps_do_not_affect_others(
 
 @pytest.mark.parametrize("seed", range(10))
 def test_windows_agree_with_a_complete_list_of_samples(env: AdminFixture, seed: int) -> None:
-    """Counters note only changes; a plain list of all samples must agree."""
+    """Counters record only changes; a plain list of all samples must agree."""
     rng = Random(seed)
     stats, kept, total = env.stats, 7, 0
     samples = [0]

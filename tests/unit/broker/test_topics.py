@@ -1,4 +1,4 @@
-"""Topics: those every broker has, creation by sending, who may send and read, deletion."""
+"""Topics: system topics, automatic creation, permissions, deletion."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A broker's parts for tests of topics and groups: all real but clients and access."""
+"""Parts of a broker for tests of topics and groups: all real except clients and access control."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +35,7 @@ from tests.unit.store.conftest import NOW_MS, WatchedDisk, put, record, small_co
 
 
 class TopicKit:
-    """The parts, and requests answered to the end."""
+    """The parts, and a way to send requests."""
 
     def __init__(self, store: MessageStore, **broker: Any) -> None:
         settings = Settings()
@@ -84,7 +84,7 @@ class TopicKit:
         )
 
     def ask(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"") -> Reply:
-        """The reply to a request, work in the pool included."""
+        """The reply to a request, work in the thread pool included."""
         fields = {name: str(value) for name, value in (ext or {}).items()}
         answer = self.router.handle(Command(code, fields, body, now_ms=NOW_MS))
         try:
@@ -111,7 +111,7 @@ class TopicKit:
 
 @contextmanager
 def topic_kit(root: Path, **broker: Any) -> Iterator[TopicKit]:
-    """A kit over a store that is closed in the end."""
+    """A kit with a store that is closed at the end."""
     store = MessageStore(root, small_config(), disk=WatchedDisk(), now_ms=NOW_MS)
     try:
         yield TopicKit(store, **broker)

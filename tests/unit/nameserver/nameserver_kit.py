@@ -31,7 +31,7 @@ def topics(*names: str, **fields: Any) -> dict[str, TopicConfig]:
 
 
 class NameServerFixture:
-    """Sends commands to a NameServer at a time of its own."""
+    """A NameServer with its own time."""
 
     def __init__(self, root: Path | None = None, **config: Any) -> None:
         self.live = LiveSettings(Settings(nameserver=NameServerConfig(**config)), "nameserver")
@@ -45,7 +45,7 @@ class NameServerFixture:
     def ask(
         self, code: int, body: bytes = b"", *, client: int = 1, version: int = V5_4_0, **ext: str
     ) -> Reply:
-        """The answer, whatever it says, work in the pool included."""
+        """The response to a request, work in the thread pool included."""
         answer = self.handle(code, body, client=client, version=version, **ext)
         if isinstance(answer, InThread):
             answer = answer.then(answer.work())
@@ -55,14 +55,14 @@ class NameServerFixture:
     def handle(
         self, code: int, body: bytes = b"", *, client: int = 1, version: int = V5_4_0, **ext: str
     ) -> Answer:
-        """What the NameServer answers."""
+        """The NameServer's answer."""
         command = Command(
             code, ext, body, client=client, version=version, now_ms=self.now_ms, peer="10.9.9.9:1"
         )
         return self.names.handle(command)
 
     def get(self, code: int, body: bytes = b"", **ext: Any) -> Reply:
-        """The answer of a request that must succeed."""
+        """The response to a request that must succeed."""
         answer = self.ask(code, body, **ext)
         assert answer.code == 0, answer.remark
         return answer
@@ -112,12 +112,12 @@ class NameServerFixture:
         return json.loads(answer.body) if answer.code == 0 else None
 
     def addresses(self, topic: str = "orders") -> dict[str, dict[str, str]]:
-        """Broker name → id → address, as the route of the topic tells."""
+        """Broker name → id → address in the route of the topic."""
         route = self.route(topic)
         return {data["brokerName"]: data["brokerAddrs"] for data in route["brokerDatas"]}
 
     def perms(self, topic: str = "orders") -> dict[str, int]:
-        """Broker name → permission, as the route of the topic tells."""
+        """Broker name → permission in the route of the topic."""
         route = self.route(topic)
         return {data["brokerName"]: data["perm"] for data in route["queueDatas"]}
 

@@ -1,4 +1,4 @@
-"""Brokers come and go: registration, its repetition, its rivals, and the ways to be removed."""
+"""Registration of brokers: repetition, conflicts, and removal."""
 
 import json
 
@@ -16,7 +16,7 @@ from penstock.wire.bodies.client_bodies import (
 from penstock.wire.codes import V4_9_8, RequestCode
 from tests.unit.nameserver.nameserver_kit import MASTER, NOW_MS, SLAVE, NameServerFixture, topics
 
-VERSION_4 = 396  # 4.9.2: knows no acting master
+VERSION_4 = 396  # 4.9.2: does not support acting masters
 
 
 @pytest.mark.parametrize("compressed", [False, True], ids=["json", "packed"])

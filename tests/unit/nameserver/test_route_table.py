@@ -1,4 +1,4 @@
-"""What clients and tools ask a NameServer for: routes, lists, permissions, deletions."""
+"""Requests of clients and tools to a NameServer: routes, lists, permissions, deletions."""
 
 import json
 from typing import Any

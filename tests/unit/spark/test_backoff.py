@@ -1,4 +1,4 @@
-"""What is waited for, and what is not."""
+"""Which errors are retried, and for how long."""
 
 import asyncio
 

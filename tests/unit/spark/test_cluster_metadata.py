@@ -1,4 +1,4 @@
-"""What the Spark source asks a cluster for, over a whole broker."""
+"""Metadata queries of the Spark source, with a whole broker."""
 
 from collections.abc import Iterator
 
@@ -77,7 +77,7 @@ def test_assigned_queues(penstock_broker: InProcessBroker, cluster: ClusterMetad
     assert cluster.required_queues(topics) == {MessageQueue("orders", BROKER, 1)}
     with pytest.raises(NoQueue, match=f"orders {BROKER} 2"):
         cluster.required_queues(chosen(assign=f'{{"orders": {{"{BROKER}": [1, 2]}}}}'))
-    with pytest.raises(ReadGaveUp, match="orders broker-z 0"):  # it may come yet
+    with pytest.raises(ReadGaveUp, match="orders broker-z 0"):  # the topic may be created later
         cluster.required_queues(chosen(assign='{"orders": {"broker-z": [0]}}'))
 
 
@@ -113,7 +113,7 @@ def test_an_unavailable_broker_is_reported_or_waited_for(
 def test_an_offset_of_minus_one_from_apache_is_an_empty_queue(
     penstock_broker: InProcessBroker, cluster: ClusterMetadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says -1 of a queue that it has not made yet, and where a search finds nothing."""
+    """For a queue that does not exist yet, and for a search without a result."""
     penstock_broker.create_topic("orders", queues=1)
     [queue] = queues("orders", 1)
     answer_with(monkeypatch, cluster, Response(ResponseCode.SUCCESS, {"offset": "-1"}))
@@ -139,12 +139,12 @@ def test_a_broker_that_can_not_answer_now_is_unavailable(
 def answer_with(
     monkeypatch: pytest.MonkeyPatch, cluster: ClusterMetadata, answer: Response
 ) -> None:
-    """Let brokers say this, whatever they are asked."""
+    """Let brokers answer every request with this response."""
 
     async def call(self: Peer, *args: object, **how: object) -> Response:
         return answer
 
-    cluster.queues(chosen(subscribe="orders"))  # the NameServer is asked before
+    cluster.queues(chosen(subscribe="orders"))  # the route is queried before
     monkeypatch.setattr(Peer, "call", call)
     monkeypatch.setattr(cluster._client._session, "find_route", _no_news)
 

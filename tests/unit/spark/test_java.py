@@ -1,4 +1,4 @@
-"""Which Java Spark gets, and with which settings a session begins. Nothing here starts Spark."""
+"""The choice of Spark's Java, and the default settings of a session. Nothing here starts Spark."""
 
 from __future__ import annotations
 

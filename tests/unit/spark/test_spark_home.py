@@ -1,4 +1,4 @@
-"""A home of Spark's without the zip of pyspark's sources."""
+"""A Spark home without the zip of pyspark's sources."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What our code warns of in Spark's Python workers is seen."""
+"""Warnings of Penstock in Spark's Python workers are shown."""
 
 import logging
 import subprocess

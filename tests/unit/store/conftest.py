@@ -1,4 +1,4 @@
-"""What the tests of the engine's parts share: small stores, records, and a disk that is watched."""
+"""Shared by the store's unit tests: small stores, records, and a disk that records its calls."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ NOW_MS = 1_700_000_000_000
 SEGMENT_BYTES = 4096
 FIXED_BYTES = 92  # of a record of topic "t" without properties and body
 EVER_MS = 1 << 42
-WAIT_SECONDS = 60  # for a thread of the engine; never used up
+WAIT_SECONDS = 60  # for a thread of the store; never reached
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ def properties(*, tags: str = "", keys: str = "", unique: str = "") -> bytes:
 def record(
     body: bytes = b"x", topic: str = "t", queue_id: int = 0, text: bytes = b"", sys_flag: int = 0
 ) -> Record:
-    """A message as a producer means it."""
+    """A message of a producer."""
     made = Record()
     made.fill(topic.encode(), body, text)
     made.queue_id = queue_id
@@ -114,7 +114,7 @@ def sized(size: int, queue_id: int = 0) -> Record:
 
 
 def batch(bodies: Sequence[bytes], topic: str = "t", text: bytes = b"") -> Record:
-    """Messages of one queue as a producer sends them together."""
+    """A batch of messages of one queue."""
     parts = [
         struct.pack(
             f">iiiii{len(b)}sh", 22 + len(b) + len(text), 0, 0, 0, len(b), b, len(text)
@@ -125,7 +125,7 @@ def batch(bodies: Sequence[bytes], topic: str = "t", text: bytes = b"") -> Recor
 
 
 def split(data: bytes) -> list[bytes]:
-    """The records in a run of bytes."""
+    """The records in consecutive bytes."""
     records = []
     while data:
         (size,) = struct.unpack_from(">i", data)
@@ -141,7 +141,7 @@ def body_of(data: bytes) -> bytes:
 
 
 class StoreFixture:
-    """Opens stores below one directory and sees to it that none stays open."""
+    """Opens stores below one directory and closes them at the end."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -162,7 +162,7 @@ class StoreFixture:
         store.close()
 
     def crash(self, store: MessageStore) -> None:
-        """What the end of a process does: the files stay as they are."""
+        """Do what the end of a process does: files are not changed."""
         self._open.remove(store)
         if store.disk.threads:
             store.flusher.stop()
@@ -185,7 +185,7 @@ def stores(tmp_path: Path) -> Iterator[StoreFixture]:
 
 
 def put(store: MessageStore, *records: Record, now_ms: int = NOW_MS) -> list[int]:
-    """Put messages and end the turn; gives their log offsets."""
+    """Put messages and end the loop iteration; returns their log offsets."""
     offsets = []
     for made in records:
         assert store.put(made, now_ms) == PUT_OK, store.refusal
@@ -195,14 +195,14 @@ def put(store: MessageStore, *records: Record, now_ms: int = NOW_MS) -> list[int
 
 
 def flush(store: MessageStore) -> None:
-    """Bring all that was put to the disk and confirm it."""
+    """Flush and confirm all messages."""
     store.publish()
     store.flusher.pump()
     store.publish()
 
 
 def reached(flusher: Flusher, offset: int) -> bool:
-    """Wait for the flusher's thread: True when the log is durable so far, False if it failed."""
+    """Wait for the flusher thread: True when the log is flushed up to here, False if it failed."""
     while flusher.flushed() < offset and not flusher.failed():
         assert select.select([flusher.notify_fd], [], [], WAIT_SECONDS)[0], "the flusher is silent"
         flusher.acknowledge()
@@ -212,7 +212,7 @@ def reached(flusher: Flusher, offset: int) -> bool:
 def bodies(
     store: MessageStore, topic: str = "t", queue_id: int = 0, offset: int = 0
 ) -> list[bytes]:
-    """The bodies of all messages a consumer of the queue can see, from an offset on."""
+    """The bodies of all visible messages of a queue from an offset on."""
     found = []
     while offset < store.max_offset(topic, queue_id):
         got = store.get(topic, queue_id, offset, wait=True)

@@ -1,4 +1,4 @@
-"""Appending records to segments: places, rolls, blanks, refusals."""
+"""Appending records to segments: offsets, rolls, blanks, refusals."""
 
 import ipaddress
 import os
@@ -169,7 +169,7 @@ def test_the_next_segment_is_preallocated_and_deleted_if_unused(tmp_path: Path) 
     log = open_log(tmp_path / "log", by_mapping=True, disk=disk)
     append(log, sized(SEGMENT_BYTES - 8))
     append(log, sized(100))
-    disk.close()  # waits for the segment that is being made
+    disk.close()  # waits for the segment that is being created
     assert len(os.listdir(tmp_path / "log")) == 3
     log.close()
     assert sorted(os.listdir(tmp_path / "log")) == [f"{0:020d}", f"{SEGMENT_BYTES:020d}"]

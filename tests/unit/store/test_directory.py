@@ -1,4 +1,4 @@
-"""Which stores are opened at all: foreign data, other sizes, locks."""
+"""Which stores can be opened: unsupported data, other sizes, locks."""
 
 import os
 import shutil
@@ -146,7 +146,7 @@ def test_the_lock_file_is_that_of_apache(tmp_path: Path) -> None:
 
 def test_a_store_is_opened_by_one_process(stores: StoreFixture) -> None:
     store = stores.open()
-    (stores.root / "lock").read_bytes()  # opening and closing the file does not give up the lock
+    (stores.root / "lock").read_bytes()  # opening and closing the file does not release the lock
     program = (
         "import sys; from pathlib import Path\n"
         "from penstock.errors import StoreLocked\n"

@@ -1,4 +1,4 @@
-"""The one place that knows the operating system's files."""
+"""File operations of the operating system."""
 
 import errno
 import os

@@ -28,7 +28,7 @@ def files(tmp_path: Path) -> Iterator[list[int]]:
 
 
 class OnceFlusher(Flusher):
-    """May be stopped twice: its handles are closed once."""
+    """Can be stopped twice; handles are closed once."""
 
     stopped = False
 
@@ -43,7 +43,7 @@ Make = Callable[..., Flusher]
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Makes flushers and stops those that a test left running."""
+    """Creates flushers and stops those that a test leaves running."""
     made: list[Flusher] = []
 
     def build(
@@ -62,8 +62,8 @@ def make() -> Iterator[Make]:
         flusher.stop()
 
 
-def rung(flusher: Flusher) -> bool:
-    """Whether the loop has something to look at; waits for it."""
+def notified(flusher: Flusher) -> bool:
+    """Whether the flusher notifies the event loop; waits for it."""
     return bool(select.select([flusher.notify_fd], [], [], WAIT_SECONDS)[0])
 
 
@@ -79,7 +79,7 @@ def test_group_commit_publishes_the_flushed_offset(make: Make, files: list[int])
     flusher.start(files[0], 100)
     assert flusher.flushed() == 100
     flusher.want(250)
-    assert rung(flusher)
+    assert notified(flusher)
     assert reached(flusher, 250)
     assert (flusher.flushed(), flusher.failed()) == (250, 0)
 
@@ -99,7 +99,7 @@ def test_the_notification_is_cleared_after_it_was_acknowledged(
     flusher = make()
     flusher.start(files[0], 0)
     flusher.want(1)
-    assert rung(flusher)
+    assert notified(flusher)
     flusher.acknowledge()
     flusher.acknowledge()
     assert not select.select([flusher.notify_fd], [], [], 0)[0]
@@ -169,7 +169,7 @@ def test_a_failed_roll_does_not_advance_the_flushed_offset(
     flusher.want(900)
     flusher.stop()
     assert flusher.failed() == errno.EMFILE
-    assert flusher.flushed() == 0  # the checkpoint believes this number
+    assert flusher.flushed() == 0  # the checkpoint relies on this offset
 
 
 def test_async_does_not_flush_few_bytes(make: Make, files: list[int]) -> None:
@@ -202,7 +202,7 @@ def test_a_failed_sync_is_reported_and_final(make: Make) -> None:
     fd = broken_fd()
     flusher.start(fd, 10)
     flusher.want(20)
-    assert rung(flusher)
+    assert notified(flusher)
     assert not reached(flusher, 20)
     assert flusher.failed() == errno.EINVAL
     flusher.want(30)
@@ -267,7 +267,7 @@ def test_waiting_is_not_busy_while_the_notification_is_set(
     waited_ms = 0
 
     class Poll:
-        """Looks at once where there is something to look at, else takes its time."""
+        """Returns at once if there is something to read, otherwise after the timeout."""
 
         def __init__(self) -> None:
             self.watched: list[int] = []

@@ -1,4 +1,4 @@
-"""From a queue offset to ranges of the log: statuses, filters, limits, three ways to the bytes."""
+"""From a queue offset to ranges of the log: statuses, filters, limits, three ways to read."""
 
 import struct
 
@@ -112,7 +112,7 @@ def test_an_offset_below_the_minimum_is_too_small(stores: StoreFixture) -> None:
 def test_entries_of_deleted_segments_are_messages_being_removed(stores: StoreFixture) -> None:
     store = stores.open()
     put(store, *[sized(1900) for _ in range(6)])
-    store.log.segments.drop_first()  # as between the drop and the correction of the queue
+    store.log.segments.drop_first()  # the queue is corrected later
     found, reader = find(store, 0, 2)
     assert (found, reader.next_offset) == ("FOUND", 4)
     store.log.segments.drop_first()
@@ -195,7 +195,7 @@ def test_records_that_are_not_in_memory_are_cold_until_they_are_read(
     assert store.get("t", 0, 0).status == get.COLD
     assert store.get("t", 0, 0, wait=True).status == get.FOUND
     put(store, sized(200))
-    assert find(store, 10)[0] == "FOUND"  # what was written since is hot
+    assert find(store, 10)[0] == "FOUND"  # messages written since are hot
     assert copied(find(store, 10)[1]) is not None
 
 
@@ -224,7 +224,7 @@ def test_output_is_unchanged_when_bytes_are_cold(
 
 
 def damaged(stores: StoreFixture, offset: int, size: int) -> MessageStore:
-    """Ten messages; the fourth one's queue entry says something else."""
+    """Ten messages with a wrong queue entry for the fourth one."""
     store = stores.open()
     put(store, *[sized(100) for _ in range(10)])
     stores.close(store)

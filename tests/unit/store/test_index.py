@@ -1,4 +1,4 @@
-"""Index files: Java's bytes, chains, times, rolls, and how they survive a crash."""
+"""Index files: Java's format, chains, times, rolls, recovery."""
 
 import os
 import struct
@@ -263,5 +263,7 @@ def test_a_search_during_a_put_finds_older_entries(
 def test_a_search_survives_the_deletion_of_a_file(index: Index) -> None:
     for n in range(50):
         index.put(1, n, NOW_MS)
-    os.unlink(index.files[0].path)  # as the pool does before or after taking it out of the row
+    os.unlink(
+        index.files[0].path
+    )  # as the thread pool does before or after it removes the file from the list
     assert index.find(1, 0, EVER_MS, 64)[0] == 49

@@ -1,4 +1,4 @@
-"""Append, queue entry and index entries in one call; batches; refusals; what readers see when."""
+"""Append, queue entry and index entries in one call; batches, refusals, visibility."""
 
 import contextlib
 import errno

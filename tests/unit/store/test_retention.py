@@ -1,4 +1,4 @@
-"""When segments are deleted and writes refused: the decision, and how the store carries it out."""
+"""When segments are deleted and writes refused: the decision, and its execution by the store."""
 
 import os
 from datetime import datetime
@@ -111,7 +111,7 @@ def test_the_refusal_names_usage_limit_and_next_step(tmp_path: Path) -> None:
         assert part in error.remark()
 
 
-# --- the store carries it out
+# --- execution by the store
 
 
 def test_writes_stop_and_resume_automatically(stores: StoreFixture) -> None:

@@ -1,4 +1,4 @@
-"""One mapped file of a log, and the row of them."""
+"""A mapped file of a log, and the list of them."""
 
 import gc
 import logging

@@ -1,4 +1,4 @@
-"""The one door: a whole store opened, cared for and closed, also with threads."""
+"""A whole store: open, maintenance and close, also with threads."""
 
 import gc
 import os
@@ -39,7 +39,7 @@ from tests.unit.store.conftest import (
 
 
 def wait_for_flush(store: MessageStore) -> None:
-    """Wait until the flusher's thread has brought all to the disk."""
+    """Wait until the flusher thread has flushed everything."""
     store.publish()
     store.flusher.demand()
     assert reached(store.flusher, store.log.end)
@@ -47,7 +47,7 @@ def wait_for_flush(store: MessageStore) -> None:
 
 
 def wait_for_maintenance(store: MessageStore) -> None:
-    """Wait for the work that a tick gave to the pool."""
+    """Wait for the work that a tick submitted to the thread pool."""
     if store.maintenance._job is not None:
         store.maintenance._job.exception(WAIT_SECONDS)
 
@@ -247,7 +247,7 @@ def test_files_are_preallocated_at_the_end_of_a_loop_iteration(stores: StoreFixt
     store = stores.open(Disk(), queue_file_entries=8, index_entries=2000)
     for n in range(7):
         put(store, record(bytes([n])))
-    store.disk.close()  # waits for the pool
+    store.disk.close()  # waits for the thread pool
     assert sorted(os.listdir(store.paths.queues / "t" / "0")) == [f"{n:020d}" for n in (0, 160)]
     assert [store.put(record(), NOW_MS) for _ in range(3)] == [PUT_OK] * 3
 

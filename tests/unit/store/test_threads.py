@@ -1,4 +1,4 @@
-"""Readers of the pool beside the writer and retention: real threads, real files."""
+"""Concurrent readers, writer and retention with real threads and files."""
 
 import threading
 from pathlib import Path
@@ -17,7 +17,7 @@ READERS = 3
 
 
 class Readers:
-    """Threads that read everywhere in the queues and hold each record to its place."""
+    """Threads that read anywhere in the queues and check the offset of each record."""
 
     def __init__(self, store: MessageStore) -> None:
         self.store = store

@@ -56,7 +56,7 @@ def outcome_within_guards(
 
 
 def bound(data: bytes, **limits: int) -> Request:
-    """A request bound to a buffer that is exactly these bytes."""
+    """A request bound to a buffer of exactly these bytes."""
     request = Request(**limits)
     request.bind(memoryview(bytearray(data)))
     return request
@@ -71,7 +71,7 @@ def read_frame(frame: bytes, **limits: int) -> Request:
 
 
 def frame_outcome(buffer: memoryview, at: int, end: int) -> Outcome:
-    """Everything that can be asked of the frame at `at`, or the WireError that it raised."""
+    """All values of the frame at `at`, or the WireError that it raises."""
     request = Request()
     request.bind(buffer)
     try:

@@ -1,4 +1,4 @@
-"""Compiles a small module that cimports C bodies of `penstock.wire`, to test what they do.
+"""Compiles a small module that cimports C bodies of `penstock.wire`, to test them.
 
 Modules whose `.pxd` has C bodies or constants are never compiled themselves.
 """

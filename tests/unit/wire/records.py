@@ -56,7 +56,7 @@ def filled(message: Message, **limits: int) -> Record:
 
 
 def encoded(message: Message) -> bytes:
-    """The bytes of this message, in a room of exactly their size."""
+    """The bytes of this message, in a buffer of exactly their size."""
     record = filled(message)
     assert record.prepare() == OK
     room = bytearray(record.size)

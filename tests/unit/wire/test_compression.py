@@ -1,4 +1,4 @@
-"""Compressed bodies: round trips, limits, and bytes that are not what they claim to be."""
+"""Compressed bodies: round trips, limits and invalid data."""
 
 import contextlib
 import tracemalloc
@@ -120,7 +120,7 @@ def test_damaged_data_raises_only_compression_error(
 
 
 def test_lz4_blocks_are_independent() -> None:
-    # RocketMQ's reader knows no linked blocks.
+    # RocketMQ's decoder does not support linked blocks.
     info = lz4.frame.get_frame_info(compress(bytes(9 * MIB), Compression.LZ4))
     assert not info["block_linked"]
 

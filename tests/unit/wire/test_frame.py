@@ -51,7 +51,7 @@ def seen(request: Request) -> Command:
 
 
 def expected(command: Command, encoding: int) -> Command:
-    """What arrives: an empty remark is none, and binary can't tell an empty text from none."""
+    """The decoded values: an empty remark is None, and in binary headers any empty text is None."""
     ext = command["ext"]
     if encoding == BINARY:
         ext = {name: value for name, value in ext.items() if name and value}
@@ -66,7 +66,7 @@ def frame_of(header: bytes, *, encoding: int, body: bytes = b"") -> bytes:
 
 
 def frame_with(*fields: tuple[bytes, bytes], encoding: int) -> bytes:
-    """A frame whose named fields stand exactly as given, duplicates too."""
+    """A frame with exactly the given fields, duplicates included."""
     if encoding == JSON:
         pairs = b",".join(b'"%s":"%s"' % field for field in fields)
         return frame_of(b'{"code":1,"extFields":{%s}}' % pairs, encoding=JSON)

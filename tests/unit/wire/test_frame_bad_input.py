@@ -1,4 +1,4 @@
-"""Headers that nobody promised us: lenient JSON, broken JSON, and every mutation of good frames.
+"""Unusual headers: lenient JSON, invalid JSON, and every mutation of valid frames.
 
 Whatever the bytes, a frame decodes or raises a WireError, and what it decodes to does not depend
 on the bytes around it.
@@ -218,7 +218,7 @@ def test_every_bit_flip_decodes_or_raises_a_wire_error(encoding: int) -> None:
         flipped = bytearray(frame)
         flipped[bit // 8] ^= 1 << bit % 8
         changed += outcome(bytes(flipped)) != good
-    assert changed > 6 * len(frame)  # some bits do not matter, most do
+    assert changed > 6 * len(frame)  # some bits have no effect
 
 
 @ENCODINGS

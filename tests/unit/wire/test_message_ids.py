@@ -1,4 +1,4 @@
-"""Message ids: their layout, their round trips, and text that is none."""
+"""Message ids: layout, round trips and invalid text."""
 
 import contextlib
 from datetime import UTC, datetime, timedelta, timezone

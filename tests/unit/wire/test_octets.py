@@ -1,4 +1,4 @@
-"""The byte primitives mean the same in Python and in C: each body against one plain model.
+"""The byte primitives are the same in Python and in C: each is compared with one plain model.
 
 `octets` itself is never compiled, so its C bodies are reached through `octets_probe`, which is
 compiled here into a temporary directory.

@@ -1,4 +1,4 @@
-"""Messages on their way into the log: `Record`, the marks of properties, the walk of a batch."""
+"""Encoding records: `Record`, marks of properties, messages of a batch."""
 
 import pytest
 from hypothesis import given

@@ -1,5 +1,4 @@
-"""Signatures. The golden ones were made by the Java class AclClientRPCHook of 5.4.0 (see
-tests/compat/test_access_ties.py, which lets Java make them anew)."""
+"""Signatures. The expected ones were made by the Java class AclClientRPCHook of RocketMQ 5.4.0."""
 
 from __future__ import annotations
 

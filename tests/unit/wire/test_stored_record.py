@@ -1,4 +1,4 @@
-"""Records as they lie in the log: nothing is believed before it is checked."""
+"""Records in the log: every field is checked before it is used."""
 
 from itertools import pairwise
 
@@ -23,7 +23,7 @@ VARIANTS = pytest.mark.parametrize(
 
 
 def stored_outcome(buffer: memoryview, at: int, end: int) -> Outcome:
-    """Everything about the record at `at`, with places counted from there."""
+    """All values of the record at `at`, with positions relative to it."""
     stored = StoredRecord()
     stored.bind(buffer)
     found = stored.read(at, end)
@@ -52,7 +52,7 @@ def stored_outcome(buffer: memoryview, at: int, end: int) -> Outcome:
 
 
 def look(data: bytes, physical_offset: int) -> tuple[int, int]:
-    """What `read` and, for a record, `check` say about these bytes."""
+    """The results of `read` and, for a record, of `check`."""
     stored = StoredRecord()
     stored.bind(memoryview(bytearray(data)))
     if stored.read(0, len(data)) != RECORD:

@@ -1,4 +1,4 @@
-"""Queue files: entries, rolls, fillers, cuts, what readers may see, blocks ahead."""
+"""Queue files: entries, rolls, fillers, cuts, visible entries, preallocation."""
 
 import errno
 import os
@@ -33,7 +33,7 @@ def queue(disk: WatchedDisk, tmp_path: Path) -> ConsumeQueue:
 
 
 def again(queue: ConsumeQueue) -> ConsumeQueue:
-    """The same queue as another opening of the store finds it."""
+    """The same queue after the store is opened again."""
     found = ConsumeQueue(queue.disk, queue.folder, queue.topic, queue.queue_id, queue.file_entries)
     found.load()
     found.max_offset = found.hot_from = queue.max_offset
@@ -42,7 +42,7 @@ def again(queue: ConsumeQueue) -> ConsumeQueue:
 
 
 def fill(queue: ConsumeQueue, count: int, first: int | None = None) -> None:
-    """Entries of records of SIZE bytes that follow each other."""
+    """Append entries of consecutive records of SIZE bytes."""
     at = queue.max_offset * SIZE if first is None else first
     for n in range(count):
         queue.append(at + n * SIZE, SIZE, n)
@@ -170,7 +170,7 @@ def test_files_without_existing_records_are_deleted_except_the_last(queue: Consu
 def test_a_gap_between_files_is_closed(
     queue: ConsumeQueue, durable_to: int, left: list[int]
 ) -> None:
-    """Durable behind the gap: those before it were deleted. Else it came too early."""
+    """If files behind the gap are durable, those before it were deleted; otherwise the reverse."""
     fill(queue, 20)
     os.unlink(queue.folder / f"{FILE_BYTES:020d}")
     (queue.folder / "notes.txt").touch()
@@ -267,7 +267,7 @@ def test_preallocation_within_a_file_allocates_the_next_step(
     assert os.stat(queue.folder / f"{0:020d}").st_blocks > before
     disk.no_space = lambda path: True
     opened = len(disk.opened)
-    while not queue.needs_blocks:  # the step that was fed is used without asking the disk
+    while not queue.needs_blocks:  # the preallocated step is used without an allocation
         queue.append(queue.max_offset * SIZE, SIZE, 0)
     assert len(disk.opened) == opened
 

@@ -21,7 +21,7 @@ CONFIG = StoreConfig(
 
 
 class CountingDisk(Disk):
-    """Counts what is opened, to know what is not."""
+    """Counts opened files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def own_kib() -> int:
 
 
 def send_to_all(store: MessageStore, body: bytes, now_ms: int) -> int:
-    """One message to each queue; gives the most handles there were."""
+    """Send a message to each queue; returns the maximum number of open handles."""
     record = Record()
     most = 0
     for topic in range(TOPICS):
@@ -63,7 +63,7 @@ def send_to_all(store: MessageStore, body: bytes, now_ms: int) -> int:
 
 def wait_for_pool(store: MessageStore) -> None:
     store.maintenance.finish()
-    store.disk.close()  # ends what was submitted; the next one makes a new pool
+    store.disk.close()  # waits for submitted work; the next submission makes a new pool
 
 
 def let_rest(store: MessageStore, now_ms: int) -> None:
@@ -86,7 +86,7 @@ def _live_through(root: Path) -> None:
     store = MessageStore(root, CONFIG, now_ms=NOW_MS)
     files = handles() - before
     most = send_to_all(store, b"first", NOW_MS)
-    # The pool's own work needs one now and then, an index file in the making too.
+    # The thread pool and a new index file need a handle now and then.
     assert most - before - files <= MAPPED_MAX + 8
     let_rest(store, NOW_MS)
     idle = handles() - before - files
@@ -101,7 +101,7 @@ def _live_through(root: Path) -> None:
 
     disk = CountingDisk()
     again = MessageStore(root, CONFIG, disk=disk, now_ms=NOW_MS)
-    wait_for_pool(again)  # what it warms
+    wait_for_pool(again)  # the files that it reads ahead
     disk.opens = 0
     woken: list[bytes] = []
     again.on_arrival(lambda queue: woken.append(queue.topic))
@@ -111,7 +111,7 @@ def _live_through(root: Path) -> None:
     assert disk.opens == 0
     send_to_all(again, b"second", NOW_MS)
     assert len(woken) == count
-    # The process dies: nothing is closed, and the next start has a crash behind it.
+    # The process dies: nothing is closed, and the next start recovers from a crash.
     again.flusher.stop()
     again.disk.close()
     again._lock.release()

@@ -1,4 +1,4 @@
-"""Queues that rest: what they let go of, what they still answer, who rests first."""
+"""Unmapped queues: what they release, what they still answer, which is unmapped first."""
 
 import gc
 import os
@@ -58,7 +58,7 @@ def fill(queue: ConsumeQueue, count: int = 1) -> None:
 
 
 def mapped(folder: Path) -> int:
-    """How many files below a directory this process has mapped."""
+    """The number of files below a directory that this process has mapped."""
     gc.collect()
     return sum(f" {folder}/" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
@@ -88,7 +88,7 @@ def test_an_unmapped_queue_has_no_mapping_and_no_handle(make: Make, tmp_path: Pa
 
 
 def test_the_mapping_stays_until_the_caller_releases_it(make: Make, tmp_path: Path) -> None:
-    """So that the pool unmaps and the loop does not wait for it."""
+    """So that the thread pool unmaps it and the event loop does not wait."""
     queue = make()
     fill(queue)
     mapping = queue.unmap(SIZE)
@@ -174,7 +174,7 @@ def test_entries_written_before_an_unmap_are_synced(make: Make, disk: WatchedDis
 def test_a_file_unmapped_during_a_sync_is_still_synced(
     make: Make, disk: WatchedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pool syncs the older file; meanwhile the loop lets go of the newer."""
+    """The thread pool syncs the older file while the event loop unmaps the newer one."""
     queue = make()
     fill(queue, FILE_ENTRIES + 2)
     sync = disk.sync_file
@@ -203,7 +203,7 @@ def test_an_unmapped_queue_is_not_preallocated(make: Make, disk: WatchedDisk) ->
 def test_a_queue_unmapped_during_preallocation_stays_unmapped(
     make: Make, disk: WatchedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the pool allocated must not look like room in a mapping that is gone."""
+    """The preallocated blocks must not count as space in a mapping that was released."""
     queue = ConsumeQueue(disk, make().folder, b"t", 0, 10_000)
     while not queue.needs_blocks:
         fill(queue)
@@ -257,7 +257,7 @@ def test_the_least_recently_used_queue_is_unmapped_first(make: Make) -> None:
     queues = [make(n, mapped_queues) for n in range(4)]
     for queue in queues[:3]:
         fill(queue)
-    mapped_queues.unmap_idle(IDLE_MS, IDLE_MS, 0)  # all have been looked at
+    mapped_queues.unmap_idle(IDLE_MS, IDLE_MS, 0)  # all have been checked
     assert queues[0].is_hot(0)
     fill(queues[3])
     assert [q.is_hot(0) for q in queues] == [True, False, True, True]
@@ -300,7 +300,7 @@ def test_a_queue_is_unmapped_after_one_to_two_idle_times(make: Make) -> None:
         assert mapped_queues.unmap_idle(1000, IDLE_MS, SIZE) == []
     assert (
         mapped_queues.unmap_idle(1000, IDLE_MS, SIZE) == []
-    )  # now it is known when they were used
+    )  # from now on their idle time is measured
     assert queues[4].is_hot(0)
     unmapped = [len(mapped_queues.unmap_idle(1000, IDLE_MS, SIZE)) for _ in range(60)]
     assert unmapped == [0] * 59 + [6]
@@ -341,7 +341,7 @@ def test_mappings_take_no_more_than_half_of_the_handles(monkeypatch: pytest.Monk
 
 
 def idle(store: MessageStore) -> None:
-    """Let so much time pass that everything rests."""
+    """Let enough time pass to unmap all queues."""
     for n in range(1, 5):
         store.tick(NOW_MS + n * 60_000)
 
@@ -445,7 +445,7 @@ def test_a_topic_is_deleted_while_its_queues_are_unmapped(stores: StoreFixture) 
 def test_a_deleted_topic_with_preallocated_queues_leaves_no_files(stores: StoreFixture) -> None:
     store = stores.open(Disk())
     store.prepare("t", 3)
-    store.disk.close()  # ends what was submitted
+    store.disk.close()  # waits for submitted work
     assert len(list(store.paths.queues.rglob("0000*"))) == 3
     assert store.max_offset("t", 2) == 0
     store.remove_queues(b"t")

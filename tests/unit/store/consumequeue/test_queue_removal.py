@@ -128,7 +128,7 @@ def test_a_removed_queue_can_still_be_used_safely(stores: StoreFixture) -> None:
 
 
 class Sneaky(Disk):
-    """Removes a topic in the middle of a care round, as the loop may."""
+    """Removes a topic in the middle of a maintenance run, as the event loop may."""
 
     threads = False
     store: MessageStore | None = None
@@ -164,7 +164,7 @@ def test_a_queue_can_be_removed_during_retention(stores: StoreFixture) -> None:
 
 
 class Racing(Disk):
-    """The pool misses a file just when its directory is renamed and no queue was told yet."""
+    """The thread pool misses a file after its directory is renamed and before queues are marked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ def test_retention_waits_for_the_outcome_of_a_removal(stores: StoreFixture) -> N
 
 
 class SlowRename(Disk):
-    """Gives the pool time to meet the moment between renaming and what follows."""
+    """Delays the rename, so that the thread pool runs between it and the next step."""
 
     def rename(self, old: Path, new: Path) -> None:
         super().rename(old, new)
@@ -297,7 +297,7 @@ def test_offsets_of_a_recreated_topic_survive_a_restart(
 
 
 def long_past(stores: StoreFixture) -> MessageStore:
-    """A store with so many messages behind its checkpoint that recovery does not walk them."""
+    """A store with messages so far behind its checkpoint that recovery does not read them."""
     store = stores.open()
     for n in range(200):
         now_ms = NOW_MS + n * 1000
@@ -440,7 +440,7 @@ def test_a_log_shortened_by_a_power_cut_accepts_new_records_at_the_same_offsets(
 
 
 class Nothing(Random):
-    """The worst disk: nothing arrives that was not synced."""
+    """The worst power cut: only synced data survives."""
 
     def random(self) -> float:
         return 0.99

@@ -1,4 +1,4 @@
-"""All queues of a store by name, as they come and go."""
+"""All queues of a store by name, while they are added and removed."""
 
 from pathlib import Path
 from random import Random
@@ -17,7 +17,7 @@ def made(topic: bytes, queue_id: int) -> ConsumeQueue:
 
 
 def found(table: QueueTable, topic: bytes, queue_id: int) -> ConsumeQueue | None:
-    """As the send path finds a queue: by a name in the midst of other bytes."""
+    """Find a queue as the send path does: by a name within other bytes."""
     room = memoryview(bytearray(b"<" + topic + b">"))
     return table.find(room, 1, len(topic), queue_id)
 

@@ -31,7 +31,7 @@ def body(n: int) -> bytes:
 
 
 def fill(store: MessageStore, count: int, *, first: int = 0, step_ms: int = 1000) -> None:
-    """Messages over two queues, each with a key of its own."""
+    """Messages in two queues, each with its own key."""
     for n in range(first, first + count):
         made = record(body(n), queue_id=n % 2, text=properties(keys=f"k{n}", tags="a"))
         put(store, made, now_ms=NOW_MS + n * step_ms)
@@ -39,7 +39,7 @@ def fill(store: MessageStore, count: int, *, first: int = 0, step_ms: int = 1000
 
 
 def holds(store: MessageStore, count: int) -> None:
-    """The store has just the first `count` messages, in queues and index alike."""
+    """The store has exactly the first `count` messages, in queues and index."""
     assert bodies(store, queue_id=0) == [body(n) for n in range(0, count, 2)]
     assert bodies(store, queue_id=1) == [body(n) for n in range(1, count, 2)]
     ask = {"begin_ms": 0, "end_ms": EVER_MS, "most": 9, "confirm_offset": store.confirm_offset}

@@ -1,4 +1,4 @@
-"""The timer's log and wheel: RocketMQ's bytes, tails, ends, chains."""
+"""The timer log and wheel: RocketMQ's format, tails, ends, chains."""
 
 import struct
 from pathlib import Path
@@ -327,7 +327,7 @@ def test_distant_messages_are_rolled_and_the_wheel_is_never_overrun(tmp_path: Pa
 
 def test_a_slot_is_kept_until_its_delivery_is_durable(tmp_path: Path) -> None:
     files = make_store(tmp_path)
-    slot_ms = NOW_MS - NOW_MS % (1000 * PAGE_SLOTS) + 1000 * PAGE_SLOTS  # a page begins
+    slot_ms = NOW_MS - NOW_MS % (1000 * PAGE_SLOTS) + 1000 * PAGE_SLOTS  # the start of a page
     add(files, slot_ms, 0)
     note(files, 1)
     files.pass_slots(slot_ms + 5000)  # delivered, and not durable yet

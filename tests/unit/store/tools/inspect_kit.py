@@ -1,4 +1,4 @@
-"""A small store to inspect, and the knife to damage it with."""
+"""A small store for inspection, and functions that damage it."""
 
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def damage_kinds(root: Path) -> set[str]:
 
 
 def log_place(root: Path, offset: int) -> tuple[Path, int]:
-    """File and byte of a log offset."""
+    """The file and position of a log offset."""
     start = offset - offset % SEGMENT_BYTES
     return root / "commitlog" / f"{start:020d}", offset - start
 
@@ -90,6 +90,6 @@ def flip_log(root: Path, offset: int, mask: int = 0x40) -> None:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """All files but the lock: to open and close that would end this process's own lock."""
+    """All files except the lock file: closing it would release this process's lock."""
     paths = [p for p in root.rglob("*") if p.is_file() and p.name != "lock"]
     return {str(p.relative_to(root)): p.read_bytes() for p in paths}

@@ -1,4 +1,4 @@
-"""Inspection: a good store has no problems, and each kind of damage is found and named."""
+"""Inspection: an intact store has no problems, and each kind of damage is reported."""
 
 import shutil
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def crashed(tmp_path: Path) -> Path:
     return copy
 
 
-# --- good stores
+# --- intact stores
 
 
 def test_a_good_store_has_no_problems(root: Path, placed: list[tuple[int, int]]) -> None:
@@ -67,7 +67,7 @@ def test_an_empty_store_has_no_problems(tmp_path: Path) -> None:
 def test_a_live_store_is_inspected_without_changes(tmp_path: Path) -> None:
     store = MessageStore(tmp_path, kit.CONFIG, now_ms=kit.START_MS)
     kit.fill(store)
-    store.disk.close()  # waits for what the pool makes ahead
+    store.disk.close()  # waits for preallocation in the thread pool
     before = kit.contents(tmp_path)
     problems, totals = verify(tmp_path)
     figures = survey(StoreFiles(tmp_path), exact=True)
