@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StoreRefused
-from tests.unit.store.conftest import Bench, put, record
+from tests.unit.store.conftest import StoreFixture, put, record
 
 HALF_TOPIC = "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC"
 TIMER_PUT = b"\x05\x01\x20sys_topic_scan_offset_checkpoint\x08" + bytes(8)
@@ -19,9 +19,9 @@ INDEX_PUT = b"\x01\x0clastOffsetPy\x08" + bytes(8)
 
 
 @pytest.fixture
-def database(bench: Bench) -> Path:
+def database(stores: StoreFixture) -> Path:
     """The database as every Apache broker creates it, without records."""
-    made = bench.root / "rocksdbstore"
+    made = stores.root / "rocksdbstore"
     made.mkdir(parents=True)
     (made / "CURRENT").write_text("MANIFEST-000005\n")
     families = b"\xc8\x01\x01\xc9\x01\x05timer\xc8\x01\x02\xc9\x01\x05trans"
@@ -36,11 +36,11 @@ def table(family: bytes, records: bytes = b"") -> bytes:
     return records + b"\x08\x10\x01column.family.id\x01" + name + bytes(900)
 
 
-def assert_refused(bench: Bench, what: str) -> None:
+def assert_refused(stores: StoreFixture, what: str) -> None:
     with pytest.raises(StoreRefused, match=what) as caught:
-        bench.open()
+        stores.open()
     assert "remove rocksdbstore/; docs/migration.md" in caught.value.remark()
-    assert not (bench.root / "abort").exists()
+    assert not (stores.root / "abort").exists()
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def assert_refused(bench: Bench, what: str) -> None:
     ids=["table", "long-table", "unknown-table", "empty-table", "log"],
 )
 def test_timers_in_rocksdb_are_refused(
-    bench: Bench, database: Path, name: str, content: bytes
+    stores: StoreFixture, database: Path, name: str, content: bytes
 ) -> None:
     (database / name).write_bytes(content)
-    assert_refused(bench, r"holds timers \(timerRocksDBEnable\) in a RocksDB database")
+    assert_refused(stores, r"holds timers \(timerRocksDBEnable\) in a RocksDB database")
     shutil.rmtree(database)
-    bench.open()
+    stores.open()
 
 
 @pytest.mark.parametrize(
@@ -75,31 +75,35 @@ def test_timers_in_rocksdb_are_refused(
     ids=["empty", "index-table", "resolved-table", "index-log", "resolved-log"],
 )
 def test_a_database_without_timers_and_half_messages_is_no_obstacle(
-    bench: Bench, database: Path, name: str, content: bytes
+    stores: StoreFixture, database: Path, name: str, content: bytes
 ) -> None:
     (database / name).write_bytes(content)
-    bench.open()
+    stores.open()
 
 
-def test_half_messages_with_a_state_in_rocksdb_are_refused(bench: Bench, database: Path) -> None:
-    store = bench.open()
+def test_half_messages_with_a_state_in_rocksdb_are_refused(
+    stores: StoreFixture, database: Path
+) -> None:
+    store = stores.open()
     put(store, record(), record(topic=HALF_TOPIC))
-    bench.close(store)
-    assert_refused(bench, r"holds half messages \(transRocksDBEnable\) in a RocksDB database")
+    stores.close(store)
+    assert_refused(stores, r"holds half messages \(transRocksDBEnable\) in a RocksDB database")
     (database / "000013.sst").write_bytes(table(b"timer"))
-    assert_refused(bench, "holds timers .* and half messages ")
+    assert_refused(stores, "holds timers .* and half messages ")
     shutil.rmtree(database)
-    bench.open()
+    stores.open()
 
 
-def test_half_messages_that_retention_deleted_are_no_obstacle(bench: Bench, database: Path) -> None:
-    queue = bench.root / "consumequeue" / HALF_TOPIC / "0"
+def test_half_messages_that_retention_deleted_are_no_obstacle(
+    stores: StoreFixture, database: Path
+) -> None:
+    queue = stores.root / "consumequeue" / HALF_TOPIC / "0"
     queue.mkdir(parents=True)
-    log = bench.root / "commitlog"
+    log = stores.root / "commitlog"
     log.mkdir()
     (log / f"{4096:020d}").write_bytes(bytes(4096))
     entries = queue / f"{0:020d}"
     entries.write_bytes(struct.pack(">qiq", 512, 256, 0) + bytes(140))
-    bench.close(bench.open())
+    stores.close(stores.open())
     entries.write_bytes(struct.pack(">qiq", 4096, 256, 0) + bytes(140))
-    assert_refused(bench, "half messages")
+    assert_refused(stores, "half messages")
