@@ -1,4 +1,4 @@
-"""The admin client that mqadmin is built on (5.4.0): what it asks brokers and NameServers for."""
+"""The admin client that mqadmin is built on: what it asks brokers and NameServers for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from . import maven
 from .clusters import Cluster
+from .conftest import Sessions
 from .java_session import ClientError, JavaSession, eventually
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
@@ -20,10 +22,10 @@ CONSUMER_NOT_ONLINE = 206
 class Admin:
     """The admin client, method by method."""
 
-    def __init__(self, java54: JavaSession, cluster: Cluster) -> None:
-        self.java = java54
+    def __init__(self, java: JavaSession, cluster: Cluster) -> None:
+        self.java = java
         self.cluster = cluster
-        java54.do("producer.start", producer="common", namesrv=cluster.namesrv)
+        java.do("producer.start", producer="common", namesrv=cluster.namesrv)
 
     def call(self, method: str, *args: Any) -> Any:
         return self.java.do("admin.call", admin="admin", method=method, args=list(args))
@@ -39,11 +41,13 @@ class Admin:
         return acked
 
 
-@pytest.fixture(scope="module")
-def admin(java54: JavaSession, cluster: Cluster) -> Iterator[Admin]:
-    java54.do("admin.start", admin="admin", namesrv=cluster.namesrv)
-    yield Admin(java54, cluster)
-    java54.do("admin.stop", admin="admin", later_ms=0)
+@pytest.fixture(scope="module", params=maven.SERVER_VERSIONS)
+def admin(request: pytest.FixtureRequest, sessions: Sessions, cluster: Cluster) -> Iterator[Admin]:
+    """The admin client of a release."""
+    java = sessions(request.param)
+    java.do("admin.start", admin="admin", namesrv=cluster.namesrv)
+    yield Admin(java, cluster)
+    java.do("admin.stop", admin="admin", later_ms=0)
 
 
 def test_topics_are_created_changed_and_deleted(admin: Admin, fresh: str) -> None:
@@ -74,7 +78,7 @@ def test_topics_are_created_changed_and_deleted(admin: Admin, fresh: str) -> Non
     assert refused.value.code == TOPIC_NOT_EXIST
 
 
-def test_topic_and_consumer_statistics(admin: Admin, java54: JavaSession, fresh: str) -> None:
+def test_topic_and_consumer_statistics(admin: Admin, fresh: str) -> None:
     admin.create_topic(fresh)
     admin.send(fresh, 20)
     table = admin.call("examineTopicStats", fresh)["offsetTable"]
@@ -82,11 +86,11 @@ def test_topic_and_consumer_statistics(admin: Admin, java54: JavaSession, fresh:
     assert all(row["lastUpdateTimestamp"] > 0 for _, row in table if row["maxOffset"])
 
     consume = {"namesrv": admin.cluster.namesrv, "group": fresh, "topics": {fresh: "*"}}
-    java54.do("push.start", consumer="early", **consume)
-    java54.do("push.received", consumer="early", count=20)
+    admin.java.do("push.start", consumer="early", **consume)
+    admin.java.do("push.received", consumer="early", count=20)
     # A client keeps its progress when it leaves; otherwise after ten seconds first.
-    java54.do("push.stop", consumer="early")
-    java54.do("push.start", consumer="stats", **consume)
+    admin.java.do("push.stop", consumer="early")
+    admin.java.do("push.start", consumer="stats", **consume)
 
     def lag() -> int:
         rows = admin.call("examineConsumeStats", fresh)["offsetTable"]
@@ -103,29 +107,27 @@ def test_topic_and_consumer_statistics(admin: Admin, java54: JavaSession, fresh:
 
     connection = admin.call("examineConsumerConnectionInfo", fresh)
     [member] = connection["connectionSet"]
-    assert member["clientId"] == java54.do("push.client_id", consumer="stats")
+    assert member["clientId"] == admin.java.do("push.client_id", consumer="stats")
     assert member["language"] == "JAVA"
     assert connection["consumeType"] == "CONSUME_PASSIVELY"
     assert connection["subscriptionTable"][fresh]["subString"] == "*"
     subscription = admin.call("querySubscription", fresh, fresh)
     assert (subscription["topic"], subscription["subString"]) == (fresh, "*")
-    java54.do("push.stop", consumer="stats")
+    admin.java.do("push.stop", consumer="stats")
     with pytest.raises(ClientError) as refused:
         admin.call("examineConsumerConnectionInfo", fresh)
     assert refused.value.code == CONSUMER_NOT_ONLINE
 
 
-def test_consumers_are_asked_through_the_broker(
-    admin: Admin, java54: JavaSession, fresh: str
-) -> None:
+def test_consumers_are_asked_through_the_broker(admin: Admin, fresh: str) -> None:
     admin.create_topic(fresh)
     acked = admin.send(fresh, 8)
-    java54.do(
+    admin.java.do(
         "push.start", consumer="asked", namesrv=admin.cluster.namesrv, group=fresh,
         topics={fresh: "*"},
     )  # fmt: skip
-    java54.do("push.received", consumer="asked", count=8)
-    member = java54.do("push.client_id", consumer="asked")
+    admin.java.do("push.received", consumer="asked", count=8)
+    member = admin.java.do("push.client_id", consumer="asked")
 
     info = admin.call("getConsumerRunningInfo", fresh, member, False)
     assert info["properties"]["consumerGroup"] == fresh
@@ -135,7 +137,7 @@ def test_consumers_are_asked_through_the_broker(
 
     again = admin.call("consumeMessageDirectly", fresh, member, fresh, acked[3]["offset_msg_id"])
     assert again["consumeResult"] == "CR_SUCCESS"
-    rows = java54.do("push.received", consumer="asked", count=9)
+    rows = admin.java.do("push.received", consumer="asked", count=9)
     assert [row[3] for row in rows].count("3") == 2
 
     def status() -> Any:
@@ -145,7 +147,7 @@ def test_consumers_are_asked_through_the_broker(
 
     with pytest.raises(ClientError):
         admin.call("getConsumerRunningInfo", fresh, "nobody", False)
-    java54.do("push.stop", consumer="asked")
+    admin.java.do("push.stop", consumer="asked")
 
 
 def test_messages_are_found(admin: Admin, fresh: str) -> None:
@@ -175,25 +177,27 @@ def test_groups_are_created_and_deleted(admin: Admin, fresh: str) -> None:
     assert fresh not in groups
 
 
-def test_offsets_are_cloned_and_set(admin: Admin, java54: JavaSession, fresh: str) -> None:
+def test_offsets_are_cloned_and_set(admin: Admin, fresh: str) -> None:
     admin.create_topic(fresh)
     admin.send(fresh, 8)
     address = admin.cluster.broker_address
     for group in (fresh, f"{fresh}-to"):
         fields = {"groupName": group, "consumeEnable": True}
         admin.call("createAndUpdateSubscriptionGroupConfig", address, fields)
-    java54.do("pull.start", consumer="offsets", namesrv=admin.cluster.namesrv, group=fresh)
+    admin.java.do("pull.start", consumer="offsets", namesrv=admin.cluster.namesrv, group=fresh)
     place = {"topic": fresh, "broker": admin.cluster.broker, "queue_id": 2}
-    java54.do("pull.commit", consumer="offsets", offset=1, **place)
-    assert java54.do("pull.committed", consumer="offsets", **place) == 1
+    admin.java.do("pull.commit", consumer="offsets", offset=1, **place)
+    assert admin.java.do("pull.committed", consumer="offsets", **place) == 1
     admin.call("cloneGroupOffset", fresh, f"{fresh}-to", fresh, False)
     queue = {"topic": fresh, "brokerName": admin.cluster.broker, "queueId": 2}
     admin.call("updateConsumeOffset", address, fresh, queue, 2)
-    assert java54.do("pull.committed", consumer="offsets", **place) == 2
-    java54.do("pull.stop", consumer="offsets")
-    java54.do("pull.start", consumer="clone", namesrv=admin.cluster.namesrv, group=f"{fresh}-to")
-    assert java54.do("pull.committed", consumer="clone", **place) == 1
-    java54.do("pull.stop", consumer="clone")
+    assert admin.java.do("pull.committed", consumer="offsets", **place) == 2
+    admin.java.do("pull.stop", consumer="offsets")
+    admin.java.do(
+        "pull.start", consumer="clone", namesrv=admin.cluster.namesrv, group=f"{fresh}-to"
+    )
+    assert admin.java.do("pull.committed", consumer="clone", **place) == 1
+    admin.java.do("pull.stop", consumer="clone")
 
 
 def test_cluster_broker_and_nameserver(admin: Admin) -> None:

@@ -26,8 +26,10 @@ Servers = tuple[Any, Broker]
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.compat]
 
 
-@pytest.fixture(scope="module")
-def apache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+@pytest.fixture(scope="module", params=maven.SERVER_VERSIONS)
+def apache(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Servers]:
     """Apache's servers; without its timer its broker can't delete topics."""
     missing = maven.missing_tools()
     if missing:
@@ -35,11 +37,11 @@ def apache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         if os.environ.get("CI") == "true":
             pytest.fail(message)
         pytest.skip(message)
-    path = tmp_path_factory.mktemp("apache")
-    names = NameServer(path / "ns")
+    path, version = tmp_path_factory.mktemp("apache"), request.param
+    conf = {"version": version, "timerWheelEnable": True}
     with (
-        names,
-        Broker(path / "b", path / "store", names.address, timerWheelEnable=True) as broker,
+        NameServer(path / "ns", version=version) as names,
+        Broker(path / "b", path / "store", names.address, **conf) as broker,
     ):
         yield names, broker
 
