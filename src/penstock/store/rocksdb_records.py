@@ -48,8 +48,10 @@ def has_timers(disk: Disk, database: Path) -> bool:
 
 def has_half_messages(disk: Disk, database: Path, queues: Path, log: Path) -> bool:
     """Whether the CommitLog still has half messages whose state is in the database."""
+    if not disk.names(database):
+        return False
     segments = [int(name) for name in disk.names(log) if name.isdecimal()]
-    if not disk.names(database) or not segments:
+    if not segments:
         return False
     topic = queues / TOPIC_ROCKSDB_TRANS_HALF
     return any(
