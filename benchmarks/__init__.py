@@ -1,1 +1,1 @@
-"""Speed claims, each with its peer in the same run: `make bench`, `python -m benchmarks NAME`."""
+"""Benchmarks, each with a comparison in the same run: `make bench`, `python -m benchmarks NAME`."""

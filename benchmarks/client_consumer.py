@@ -1,4 +1,4 @@
-"""One round of our consumer over a backlog; prints a line of JSON, as tests/compat/java's Drain.
+"""One round of the consumer over a backlog; prints one JSON line, as tests/compat/java's Drain.
 
 python -m benchmarks.client_consumer NAMESERVERS TOPIC GROUP WARM_MESSAGES MESSAGES async|sync
 """
@@ -14,7 +14,7 @@ from penstock import AsyncConsumer, ReceivedMessage
 
 
 class Count:
-    """Counts handled messages; notes time and CPU at the warm mark and at the end."""
+    """Counts handled messages; records time and CPU after the warm-up and at the end."""
 
     def __init__(self, warm: int, wanted: int, ended: asyncio.Event) -> None:
         self._warm = warm
@@ -25,7 +25,7 @@ class Count:
         self.marks: list[tuple[int, float, float]] = []
 
     def add(self) -> None:
-        self._seen += 1  # handlers in threads may lose a count: it only makes the figure worse
+        self._seen += 1  # handlers in threads may miss a count, which only lowers the result
         if self._seen >= self._warm and not self.marks:
             self.marks.append((self._seen, time.monotonic(), time.process_time()))
         elif self._seen >= self._wanted and len(self.marks) == 1:

@@ -1,4 +1,4 @@
-"""One round of our producer; prints one JSON line, as tests/compat/java's AsyncLoad does.
+"""One round of the producer; prints one JSON line, as tests/compat/java's AsyncLoad does.
 
 python -m benchmarks.client_producer NAMESERVERS TOPIC IN_FLIGHT WARM_S SECONDS BODY_BYTES
 """
@@ -13,11 +13,11 @@ import uvloop
 from penstock import AsyncProducer, Message
 
 _LOOK = 64
-"""Sends between two looks at the clock."""
+"""Sends between two checks of the clock."""
 
 
 class Load:
-    """Sends with so many messages in flight."""
+    """Sends with a fixed number of messages in flight."""
 
     def __init__(self, producer: AsyncProducer, topic: str, in_flight: int, body: bytes) -> None:
         self._producer = producer

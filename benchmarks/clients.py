@@ -1,8 +1,8 @@
-"""Our client beside Java's and PyPI's `rocketmq-python-client`, on Apache's broker and on ours.
+"""Penstock's client compared with Java's and PyPI's `rocketmq-python-client`, on both brokers.
 
 Every client sends 128-byte messages with 1,000 in flight, and consumes a backlog with a handler
-that does nothing. Rounds alternate; what counts is messages per second of wall time and per second
-of the client's own CPU. Client and broker share the machine's cores. Needs Java and Maven.
+that does nothing. Rounds alternate. The results are messages per second of wall-clock time and per
+second of the client's CPU time. Client and broker share the machine's cores. Needs Java and Maven.
 """
 
 import json
@@ -44,12 +44,12 @@ Result = Mapping[str, Any]
 
 
 def python(module: str, *arguments: object) -> Result:
-    """Run one of our own load programs."""
+    """Run one of the Python load programs."""
     return _run([sys.executable, "-m", module, *map(str, arguments)])
 
 
 def java(main_class: str, *arguments: object) -> Result:
-    """Run one of the Java load programs, warmed up by itself."""
+    """Run one of the Java load programs, which includes its warm-up."""
     flags = (
         "-Xms1g", "-Xmx1g", "-XX:+UseParallelGC",
         f"-Drmq.logback.configurationFile={maven.JAVA_DIR / 'logback.xml'}",
@@ -68,8 +68,8 @@ def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -
     return result
 
 
-class House:
-    """A broker with its NameServer, and the topic that all send to."""
+class BenchmarkCluster:
+    """A broker with its NameServer and the topic of the benchmark."""
 
     def __init__(self, name: str, namesrv: str, broker: str) -> None:
         self.name = name
@@ -97,7 +97,7 @@ class House:
 
     def consumers(self, number: int) -> dict[str, Result]:
         wanted = (WARM_MESSAGES, MESSAGES)
-        while self.sent < sum(wanted):  # a backlog for all of them
+        while self.sent < sum(wanted):  # the backlog of the consumers
             load = ("Load", IN_FLIGHT, 0, SECONDS, BODY_BYTES)
             self.sent += python("benchmarks.client_producer", self.namesrv, *load)["messages"]
         ours = "benchmarks.client_consumer"
@@ -123,21 +123,21 @@ def main() -> None:
             )
         )
         ours = stack.enter_context(penstock.Up(root / "up"))
-        houses = {
-            House("penstock", ours.address, ours.broker_address): None,
-            House("apache", names.address, theirs.address): stack.enter_context(
+        clusters = {
+            BenchmarkCluster("penstock", ours.address, ours.broker_address): None,
+            BenchmarkCluster("apache", names.address, theirs.address): stack.enter_context(
                 proxy(root / "proxy", names.address)
             ),
         }
         foreign = make_client_environment(root / "venv")
         for number in range(ROUNDS):
-            for house, endpoint in houses.items():
-                for client, result in house.producers(endpoint, foreign).items():
-                    rows["send", house.name, client].append(result)
-                    print(f"round {number + 1}: send, {house.name}, {client}: {result}")
-                for client, result in house.consumers(number).items():
-                    rows["consume", house.name, client].append(result)
-                    print(f"round {number + 1}: consume, {house.name}, {client}: {result}")
+            for cluster, endpoint in clusters.items():
+                for client, result in cluster.producers(endpoint, foreign).items():
+                    rows["send", cluster.name, client].append(result)
+                    print(f"round {number + 1}: send, {cluster.name}, {client}: {result}")
+                for client, result in cluster.consumers(number).items():
+                    rows["consume", cluster.name, client].append(result)
+                    print(f"round {number + 1}: consume, {cluster.name}, {client}: {result}")
     show(rows)
 
 
@@ -145,10 +145,10 @@ def show(rows: Mapping[tuple[str, str, str], Sequence[Result]]) -> None:
     table = Table(title=f"Clients, {BODY_BYTES} B, {IN_FLIGHT} in flight, median of {ROUNDS}")
     for column in ("", "broker", "client", "messages/s", "CPU µs/message", "messages/CPU s"):
         table.add_column(column, justify="right" if "message" in column else "left")
-    for (what, house, client), results in rows.items():
+    for (what, cluster, client), results in rows.items():
         cost = median(r["cpu_seconds"] * 1e6 / r["messages"] for r in results)
         rate = median(r["messages"] / r["seconds"] for r in results)
-        table.add_row(what, house, client, f"{rate:,.0f}", f"{cost:.1f}", f"{1e6 / cost:,.0f}")
+        table.add_row(what, cluster, client, f"{rate:,.0f}", f"{cost:.1f}", f"{1e6 / cost:,.0f}")
     Console(width=120).print(table)
     print(
         f"targets: our producer at least {SENT_PER_CORE:,} messages per core and second, no less "

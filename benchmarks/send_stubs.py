@@ -1,4 +1,4 @@
-"""Minimal surroundings of the send path: every existing queue is writable."""
+"""Stubs for the send path: every existing queue is writable."""
 
 from penstock.errors import TopicNotExist
 from penstock.rpc.answers import Answer, EncodedReply
@@ -44,7 +44,7 @@ class NoRedirects:
 
 
 class EmptyService:
-    """A service that serves no request but those in place."""
+    """A service that handles only the requests of the fast path."""
 
     def handle(self, command: Command) -> Answer:
         return unsupported(command.code)

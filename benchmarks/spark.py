@@ -1,8 +1,8 @@
-"""Penstock's Spark source beside a toy source that hands out Arrow batches made beforehand.
+"""Penstock's Spark source compared with a source that returns prepared Arrow batches.
 
-The toy is the ceiling of Spark's Python Data Source API on this machine: same columns, same rows,
-no work. Rounds alternate in one session on two cores, which the broker shares. What counts are the
-ratios. `PENSTOCK_SPARK_ROWS` changes the number of rows.
+The prepared source has the same columns and rows without any work: it is the upper limit of Spark's
+Python Data Source API on this machine. Rounds alternate in one session on two cores, which the
+broker shares. The results are ratios. `PENSTOCK_SPARK_ROWS` changes the number of rows.
 """
 
 import os
@@ -25,7 +25,7 @@ from rich.progress import track
 from rich.table import Table
 from tests.compat import penstock
 
-from benchmarks.spark_toy import ToySource
+from benchmarks.spark_prepared_source import PreparedSource
 from penstock import Admin
 from penstock.spark.pipelines.running import find_pipeline, run_pipeline
 from penstock.spark.session import spark_session
@@ -33,7 +33,7 @@ from penstock.spark.session import spark_session
 ROWS = int(os.environ.get("PENSTOCK_SPARK_ROWS", "5000000"))
 ROUNDS = 3
 BATCHES = 40
-"""Micro-batches of two rows, of which the median counts."""
+"""Micro-batches of two rows; the result is the median."""
 TASKS = (1, 2, 4)
 TOPIC = "Load"
 WARM_ROWS = 200_000
@@ -48,7 +48,7 @@ Work = Callable[[], object]
 
 
 class Bench:
-    """The sources over one store of messages."""
+    """The sources, which read the same messages."""
 
     def __init__(self, spark: SparkSession, up: penstock.Up, folder: Path) -> None:
         self.spark = spark
@@ -56,7 +56,7 @@ class Bench:
         self.folder = folder
         self._store = next(path.parent for path in folder.rglob("commitlog"))
         self._lakes = 0
-        spark.dataSource.register(ToySource)
+        spark.dataSource.register(PreparedSource)
 
     def fill(self) -> None:
         with Admin(self.up.address) as admin:
@@ -66,8 +66,8 @@ class Bench:
 
     # --- sources
 
-    def toy(self, rows: int = ROWS) -> DataFrame:
-        return self.spark.read.format("toy").option("rows", rows).load()
+    def prepared(self, rows: int = ROWS) -> DataFrame:
+        return self.spark.read.format("prepared").option("rows", rows).load()
 
     def broker(self, **options: str) -> DataFrame:
         reader = self.spark.read.format("penstock").option("nameserver", self.up.address)
@@ -78,12 +78,12 @@ class Bench:
         return reader.option("path", str(self._store)).option("subscribe", TOPIC).load()
 
     def parquet(self) -> DataFrame:
-        return self.spark.read.parquet(str(self.folder / "toy"))
+        return self.spark.read.parquet(str(self.folder / "prepared"))
 
-    # --- what is done with them
+    # --- queries
 
-    def toy_to_parquet(self) -> None:
-        self.toy().write.mode("overwrite").parquet(str(self.folder / "toy"))
+    def prepared_to_parquet(self) -> None:
+        self.prepared().write.mode("overwrite").parquet(str(self.folder / "prepared"))
 
     def lake(self) -> None:
         self._lakes += 1
@@ -95,7 +95,7 @@ class Bench:
         shutil.rmtree(lake)
 
     def windows(self) -> None:
-        """Counts by second and tag: what is open is state in RocksDB, with a changelog."""
+        """Counts by second and tag; open windows are state in RocksDB, with a changelog."""
         rows = self.spark.readStream.format("penstock").options(
             nameserver=self.up.address, subscribe=TOPIC, columns="store_timestamp,tags",
             startingOffsets="earliest",
@@ -109,9 +109,9 @@ class Bench:
             query.awaitTermination()
 
     def micro_batches(self, kind: str) -> list[int]:
-        """The milliseconds of each small batch, the first ones left out."""
+        """The duration of each micro-batch in ms, without the first ones."""
         reader = self.spark.readStream.format(kind)
-        if kind == "toy":
+        if kind == "prepared":
             reader = reader.option("rows", 2)
         else:
             reader = reader.options(
@@ -139,7 +139,7 @@ def in_tasks(read: Callable[..., DataFrame], tasks: int) -> None:
 
 
 def alternate(named: dict[str, Work], rounds: int) -> dict[str, float]:
-    """The median seconds of each."""
+    """The median duration of each in seconds."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for _ in track(range(rounds), f"{', '.join(named)}"):
         for name, work in named.items():
@@ -161,7 +161,7 @@ def bench() -> Iterator[Bench]:
 
 
 def show(title: str, rows: list[tuple[str, str, str, str]]) -> None:
-    table = Table("", "figure", "ratio", "goal", title=title)
+    table = Table("", "result", "ratio", "goal", title=title)
     for row in rows:
         table.add_row(*row)
     Console().print(table)
@@ -182,20 +182,20 @@ def ratios(seconds: dict[str, float], ceiling: str) -> list[tuple[str, str, str,
 def main() -> None:
     with bench() as b:
         b.fill()
-        for frame in (b.toy(WARM_ROWS), b.broker(), b.log()):
+        for frame in (b.prepared(WARM_ROWS), b.broker(), b.log()):
             noop(frame)
         assert b.broker().count() == b.log().count() == ROWS
         seconds = alternate(
             {
-                "toy source": lambda: noop(b.toy()),
+                "prepared source": lambda: noop(b.prepared()),
                 "log scan": lambda: noop(b.log()),
                 "broker": lambda: noop(b.broker()),
             },
             ROUNDS,
         )
-        show(f"all columns of {ROWS:,} messages", ratios(seconds, "toy source"))
-        seconds = alternate({"toy to Parquet": b.toy_to_parquet, "lake": b.lake}, ROUNDS)
-        show("to Parquet", ratios(seconds, "toy to Parquet"))
+        show(f"all columns of {ROWS:,} messages", ratios(seconds, "prepared source"))
+        seconds = alternate({"prepared to Parquet": b.prepared_to_parquet, "lake": b.lake}, ROUNDS)
+        show("to Parquet", ratios(seconds, "prepared to Parquet"))
         counted: dict[str, Work] = {
             f"{name}, {tasks} tasks": partial(in_tasks, read, tasks)
             for name, read in (("broker", b.broker), ("log", b.log))
@@ -205,11 +205,11 @@ def main() -> None:
         show("counts by window", ratios(alternate({"RocksDB": b.windows}, ROUNDS), "RocksDB"))
         seconds = alternate({"Spark's Parquet reader": lambda: noop(b.parquet())}, ROUNDS)
         show("the same rows by Spark's own reader", ratios(seconds, "Spark's Parquet reader"))
-        floor, ours = (median(b.micro_batches(kind)) for kind in ("toy", "penstock"))
+        floor, ours = (median(b.micro_batches(kind)) for kind in ("prepared", "penstock"))
         show(
             "a micro-batch of two rows",
             [
-                ("toy source", f"{floor:.0f} ms", "", ""),
+                ("prepared source", f"{floor:.0f} ms", "", ""),
                 ("penstock", f"{ours:.0f} ms", f"{ours / floor:.2f}", f"≤ {MICRO_GOAL}"),
             ],
         )

@@ -1,11 +1,11 @@
-"""Penstock's Spark source beside Spark's own source for Apache Kafka.
+"""Penstock's Spark source compared with Spark's source for Apache Kafka.
 
-The same rows lie in a Kafka broker and in ours: keys and 128-byte bodies, in eight partitions or
-queues, with a tag here and a header there. Each source reads everything, in alternating rounds of
-one session on two cores, which both brokers share; the toy source shows what Spark's Python Data
-Source API lets through at best. `PENSTOCK_SPARK_ROWS` changes the number of rows.
+A Kafka broker and a Penstock broker have the same rows: keys and 128-byte bodies in eight
+partitions or queues, with a header or a tag. Each source reads all rows, in alternating rounds of
+one session on two cores, which both brokers share. The prepared source shows the upper limit of
+Spark's Python Data Source API. `PENSTOCK_SPARK_ROWS` changes the number of rows.
 
-Jars come from Maven, into its own repository. The source for Kafka is made for one version of
+Maven downloads the jars into its own repository. The source for Kafka is built for one version of
 Spark, so this runs in an environment with PySpark 4.2.
 """
 
@@ -26,19 +26,19 @@ from rich.table import Table
 from tests.compat import apache, maven
 
 from benchmarks.spark import ROUNDS, ROWS, TOPIC, Bench, Work, alternate, bench, noop
-from benchmarks.spark_toy import BODY
+from benchmarks.spark_prepared_source import BODY
 from penstock import Admin
 from penstock.spark.session import spark_session
 
 SPARK = "4.2"
 SPARK_JARS = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
-    # For Kerberos only, but its classes are looked at; not every mirror has the one of 4.2.
+    # For Kerberos only, but its classes are loaded; not every mirror has the version for 4.2.
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
     "org.apache.kafka:kafka-clients:3.9.2",
     "org.apache.commons:commons-pool2:2.13.1",
 )
-"""What the source needs besides the jars that Spark has."""
+"""Jars that the source needs and Spark does not include."""
 SERVER_JARS = (
     "org.apache.kafka:kafka_2.13:4.3.1",
     "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
@@ -46,22 +46,22 @@ SERVER_JARS = (
 RESOLVER = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:build-classpath"
 PARTITIONS = 8
 CLUSTER = "AAAAAAAAAAAAAAAAAAAAAQ"
-"""Sixteen bytes in base64, as Kafka wants a cluster's id."""
+"""A cluster id: sixteen bytes in base64."""
 FILLING = {
-    # Some hundred messages a batch, as ours are sent: smaller ones are slower to read.
+    # A few hundred messages per batch, as in Penstock: smaller batches are slower to read.
     "kafka.batch.size": "131072",
     "kafka.linger.ms": "100",
-    # With it, a producer that comes while its topic is being made may go round in circles.
+    # With it, a producer that starts while its topic is being created may retry without end.
     "kafka.enable.idempotence": "false",
 }
 READING = {"kafka.fetch.max.wait.ms": "10"}
-"""By default every task waits half a second at the end of its partition, for messages to come."""
+"""By default every task waits half a second for new messages at the end of its partition."""
 KAFKA = "Kafka"
 THEIR_COLUMNS = "keys,body,topic,queue_id,queue_offset,store_timestamp"
 
 
 class CannotRunError(Exception):
-    """Something that this benchmark needs is not here; the text says what."""
+    """A requirement of this benchmark is missing; the text names it."""
 
 
 def check_tools() -> None:
@@ -78,17 +78,19 @@ def check_tools() -> None:
 
 
 def jars(*artifacts: str, alone: bool = False) -> list[str]:
-    """Paths of Maven's artifacts, with what they need themselves unless they are to come alone."""
+    """Paths of Maven artifacts, by default with their dependencies."""
     with tempfile.TemporaryDirectory(prefix="penstock-maven-") as folder:
         found = Path(folder) / "classpath.txt"
         (Path(folder) / "pom.xml").write_bytes(pom(artifacts, alone))
-        for mode in (["-o"], []):  # the network is for what was never fetched
+        for mode in (["-o"], []):  # offline first: the network is used only for missing artifacts
             command = ["mvn", "-q", "-B", *mode, f"-Dmdep.outputFile={found}", RESOLVER]
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
             if done.returncode == 0 and found.exists():
                 return found.read_text().strip().split(os.pathsep)
-    said = next((line for line in done.stdout.splitlines() if "ERROR" in line), "nothing")
-    raise CannotRunError(f"Maven gave no jars of {', '.join(artifacts)}; it said: {said}")
+    said = next((line for line in done.stdout.splitlines() if "ERROR" in line), "none")
+    raise CannotRunError(
+        f"Maven did not find the jars of {', '.join(artifacts)}; its error: {said}"
+    )
 
 
 def pom(artifacts: tuple[str, ...], alone: bool) -> bytes:
@@ -116,11 +118,11 @@ def add_texts(element: ElementTree.Element, texts: dict[str, str]) -> None:
 
 
 class KafkaServer(apache.Server):
-    """Kafka's broker and controller in one process, with its data below a directory."""
+    """Kafka's broker and controller in one process, with its data in a directory."""
 
     _main_class = "kafka.Kafka"
     _announcement = "Kafka Server started"
-    # As its start script does.
+    # As Kafka's start script does.
     jvm = (
         *("-Xms1g", "-Xmx1g", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
         *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"),
@@ -145,7 +147,7 @@ class KafkaServer(apache.Server):
         self._environment = {**os.environ, "CLASSPATH": os.pathsep.join(classpath)}
 
     def _command(self) -> tuple[list[str], dict[str, str]]:
-        """Its storage is formatted first, for which the configuration is there by now."""
+        """Format the storage by the configuration, then start."""
         flags = ("--ignore-formatted", "-t", CLUSTER, "-c", str(self._conf_file))
         tool = ["java", "kafka.tools.StorageTool", "format", *flags]
         subprocess.run(tool, env=self._environment, check=True, capture_output=True)
@@ -154,7 +156,7 @@ class KafkaServer(apache.Server):
         return command, self._environment
 
 
-class Beside:
+class SparkComparison:
     """The same rows in two brokers."""
 
     def __init__(self, ours: Bench, kafka: KafkaServer) -> None:
@@ -180,10 +182,10 @@ class Beside:
 
     def check(self) -> None:
         """Raises unless the brokers have the same keys and bodies."""
-        theirs = sums(self.kafka(), f.col("key").cast("string"), "value")
+        theirs = checksum(self.kafka(), f.col("key").cast("string"), "value")
         assert theirs[0] == ROWS
         for frame in (self.ours.broker(), self.ours.log()):
-            assert sums(frame, f.col("keys"), "body") == theirs
+            assert checksum(frame, f.col("keys"), "body") == theirs
 
     def works(self) -> dict[str, Work]:
         b = self.ours
@@ -194,27 +196,27 @@ class Beside:
             "broker": lambda: noop(b.broker()),
             "broker, Kafka's columns": lambda: noop(b.broker(columns=THEIR_COLUMNS)),
             "log scan": lambda: noop(b.log()),
-            "toy source": lambda: noop(b.toy()),
+            "prepared source": lambda: noop(b.prepared()),
         }
 
 
 @contextmanager
-def beside() -> Iterator[Beside]:
+def beside() -> Iterator[SparkComparison]:
     spark_jars, server_jars = jars(*SPARK_JARS, alone=True), jars(*SERVER_JARS)
     with (
         tempfile.TemporaryDirectory(prefix="penstock-kafka-") as folder,
         KafkaServer(Path(folder), server_jars) as kafka,
     ):
-        # The bench takes the session that runs, and ends it.
+        # The benchmark uses the active session and stops it.
         conf = {"spark.jars": ",".join(spark_jars)}
         session = spark_session("benchmarks", master="local[2]", conf=conf)
-        session.sparkContext.setLogLevel("ERROR")  # Kafka's clients warn of what heals by itself
+        session.sparkContext.setLogLevel("ERROR")  # Kafka's clients warn of errors that they retry
         with bench() as ours:
-            yield Beside(ours, kafka)
+            yield SparkComparison(ours, kafka)
 
 
-def sums(frame: DataFrame, key: Column, body: str) -> tuple[object, ...]:
-    """What is the same wherever the same rows are, in whatever order."""
+def checksum(frame: DataFrame, key: Column, body: str) -> tuple[object, ...]:
+    """A checksum of the rows that does not depend on their order."""
     hashed = f.sum(f.xxhash64(key, body).cast("decimal(38,0)"))
     return tuple(frame.agg(f.count("*"), hashed).collect()[0])
 
@@ -222,10 +224,10 @@ def sums(frame: DataFrame, key: Column, body: str) -> tuple[object, ...]:
 def show(seconds: dict[str, float]) -> None:
     title = f"all columns of {ROWS:,} messages, Spark {pyspark.__version__}"
     table = Table("source", title=title)
-    for column in ("thousand rows/s", "beside Kafka's", "beside the toy"):
+    for column in ("thousand rows/s", "compared with Kafka", "compared with prepared"):
         table.add_column(column, justify="right")
     for name, took in seconds.items():
-        ratios = (f"{seconds[base] / took:.2f}" for base in (KAFKA, "toy source"))
+        ratios = (f"{seconds[base] / took:.2f}" for base in (KAFKA, "prepared source"))
         table.add_row(name, f"{ROWS / took / 1e3:,.0f}", *ratios)
     Console().print(table)
 
@@ -237,7 +239,7 @@ def main() -> None:
             b.fill()
             b.check()
             works = b.works()
-            alternate(works, 1)  # all warm: Java's code above all
+            alternate(works, 1)  # warm up, especially the JVM
             show(alternate(works, ROUNDS))
     except CannotRunError as e:
         print(f"skipped: {e}")

@@ -5,7 +5,7 @@ import sys
 
 import uvloop
 
-from benchmarks.spark_toy import BODY
+from benchmarks.spark_prepared_source import BODY
 from penstock import AsyncProducer, Message
 
 BATCH = 500

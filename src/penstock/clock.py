@@ -51,10 +51,10 @@ class LoopClock:
 
 async def pause(clock: Clock, ms: int) -> None:
     """Sleep for `ms` milliseconds of this clock."""
-    awake = asyncio.Event()
-    alarm = clock.wake_at(clock.now_ms() + ms, awake.set)
+    woken = asyncio.Event()
+    alarm = clock.wake_at(clock.now_ms() + ms, woken.set)
     try:
-        await awake.wait()
+        await woken.wait()
     finally:
         alarm.cancel()
 

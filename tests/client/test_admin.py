@@ -96,9 +96,9 @@ async def test_names_in_a_namespace(env: Environment) -> None:
 
 async def test_invalid_requests_are_refused(env: Environment) -> None:
     async with AsyncAdmin(env.nameservers) as admin:
-        with pytest.raises(InvalidParameter, match="no topic can be called"):
+        with pytest.raises(InvalidParameter, match="is not a valid topic name"):
             await admin.create_topic("two words")
-        with pytest.raises(InvalidParameter, match="is no permission"):
+        with pytest.raises(InvalidParameter, match="is not a permission"):
             await admin.create_topic(env.name(), perm="x")
         with pytest.raises(NoRoute, match="know no cluster 'Nowhere'"):
             await admin.create_topic(env.name(), cluster="Nowhere")
@@ -124,16 +124,16 @@ async def test_runtime_statistics_of_brokers_are_read(env: Environment) -> None:
         assert [s.broker.name for s in state.brokers] == ["broker-a", "broker-b"]
         for broker in state.brokers:
             assert broker.problem is None
-            figures = broker.figures
-            assert figures is not None
+            info = broker.runtime_info
+            assert info is not None
             is_apache_5_5 = env.cluster.kind == "apache" and broker.broker.name == "broker-b"
-            assert figures.version == ("V5_5_1" if is_apache_5_5 else "V5_4_0")
-            assert (figures.penstock_version is not None) is (env.cluster.kind == "penstock")
-            assert figures.disk_used is not None
-            assert 0 < figures.disk_used < 1
-            assert figures.started_ms is not None
-            assert figures.log_end is not None
-        assert (await admin.broker_figures("broker-a")).raw["brokerVersionDesc"] == "V5_4_0"
+            assert info.version == ("V5_5_1" if is_apache_5_5 else "V5_4_0")
+            assert (info.penstock_version is not None) is (env.cluster.kind == "penstock")
+            assert info.disk_used is not None
+            assert 0 < info.disk_used < 1
+            assert info.started_ms is not None
+            assert info.log_end is not None
+        assert (await admin.broker_runtime_info("broker-a")).raw["brokerVersionDesc"] == "V5_4_0"
 
 
 async def test_settings_of_brokers_and_nameservers(env: Environment) -> None:

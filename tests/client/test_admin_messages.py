@@ -210,7 +210,7 @@ async def test_dead_letters_are_resent(env: Environment, to: str) -> None:
             assert (again.message_id, again.keys) == (sent.message_id, ["k"])
             assert again.properties["colour"] == "blue"
             assert again.reconsume_times == 0
-            with pytest.raises(InvalidParameter, match="no dead letter"):
+            with pytest.raises(InvalidParameter, match="not a dead letter"):
                 await admin.resend_dead_letters(group, (await admin.browse(topic)).messages)
 
 

@@ -75,13 +75,13 @@ def stat(directory: Path, as_json: bool, exact: bool, progress: bool | None, **s
     if exact:
         say_if_uncompiled()
     with progress_bars(progress) as tell:
-        figures = survey(files, exact=exact, progress=tell)
+        statistics = survey(files, exact=exact, progress=tell)
     if as_json:
-        _print_json(figures)
+        _print_json(statistics)
     else:
-        from penstock.cli.store_text import print_figures
+        from penstock.cli.store_text import print_statistics
 
-        print_figures(figures)
+        print_statistics(statistics)
 
 
 @store.command(short_help="Check every record, queue entry and index entry.")

@@ -12,30 +12,30 @@ from penstock.store.tools.verify import Totals
 from penstock.wire.message import StoredMessage
 
 
-def print_figures(figures: StoreStatistics) -> None:
+def print_statistics(statistics: StoreStatistics) -> None:
     """Print the output of `store stat`."""
-    exact = "" if figures.records_exact else " (estimated from the queues; --exact counts them)"
-    sizes = figures.sizes
+    exact = "" if statistics.records_exact else " (estimated from the queues; --exact counts them)"
+    sizes = statistics.sizes
     rows = [
-        ("store", figures.root),
-        ("state", figures.state),
+        ("store", statistics.root),
+        ("state", statistics.state),
         (
             "log",
-            f"{figures.segments} segments of {size_text(sizes.segment_bytes)}, offsets "
-            f"{figures.log_begin:,} to {figures.log_end:,} "
-            f"({size_text(figures.log_end - figures.log_begin)})",
+            f"{statistics.segments} segments of {size_text(sizes.segment_bytes)}, offsets "
+            f"{statistics.log_begin:,} to {statistics.log_end:,} "
+            f"({size_text(statistics.log_end - statistics.log_begin)})",
         ),
-        ("records", f"{figures.records:,}{exact}"),
-        ("times", f"{time_text(figures.first_ms)} to {time_text(figures.last_ms)}"),
-        ("on disk", size_text(figures.disk_bytes)),
+        ("records", f"{statistics.records:,}{exact}"),
+        ("times", f"{time_text(statistics.first_ms)} to {time_text(statistics.last_ms)}"),
+        ("on disk", size_text(statistics.disk_bytes)),
         (
             "sizes",
             f"queue files of {sizes.queue_file_entries:,} entries, index files of "
             f"{sizes.index_slots:,} slots and {sizes.index_entries:,} entries (from "
-            f"{figures.sizes_from})",
+            f"{statistics.sizes_from})",
         ),
     ]
-    checkpoint = figures.checkpoint
+    checkpoint = statistics.checkpoint
     if checkpoint is None:
         rows.append(("checkpoint", "none"))
     else:
@@ -47,30 +47,30 @@ def print_figures(figures: StoreStatistics) -> None:
                 f"confirm offset {checkpoint.confirm_offset:,}",
             )
         )
-    rows.append(("tables", ", ".join(figures.tables) or "none"))
+    rows.append(("tables", ", ".join(statistics.tables) or "none"))
     for name, text in rows:
         print(f"{name:>10}  {text}")
-    _print_queues(figures)
-    for index in figures.index:
+    _print_queues(statistics)
+    for index in statistics.index:
         print(
             f"{'index':>10}  {index.name}: {index.entries:,} entries, {index.slots_used:,} slots "
             f"used, {time_text(index.begin_ms)} to {time_text(index.end_ms)}"
         )
 
 
-def _print_queues(figures: StoreStatistics) -> None:
-    topics = {queue.topic for queue in figures.queues}
-    print(f"{'queues':>10}  {len(figures.queues)} of {len(topics)} topics")
-    if not figures.queues:
+def _print_queues(statistics: StoreStatistics) -> None:
+    topics = {queue.topic for queue in statistics.queues}
+    print(f"{'queues':>10}  {len(statistics.queues)} of {len(topics)} topics")
+    if not statistics.queues:
         return
-    width = max(5, *(len(queue.topic) for queue in figures.queues))
+    width = max(5, *(len(queue.topic) for queue in statistics.queues))
     print(f"\n{'topic':<{width}}  queue  {'min offset':>12}  {'max offset':>12}  {'messages':>12}")
-    for q in figures.queues:
+    for q in statistics.queues:
         print(
             f"{q.topic:<{width}}  {q.queue_id:>5}  {q.min_offset:>12,}  {q.max_offset:>12,}  "
             f"{q.count:>12,}"
         )
-    if figures.index:
+    if statistics.index:
         print()
 
 

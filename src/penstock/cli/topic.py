@@ -244,7 +244,7 @@ def _print_description(found: "TopicDescription") -> None:
         ],
     )
     print()
-    print("consumed by: " + (", ".join(found.groups) or "nobody"))
+    print("consumed by: " + (", ".join(found.groups) or "none"))
 
 
 def _topic_json(info: "TopicInfo") -> dict[str, object]:

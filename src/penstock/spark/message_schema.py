@@ -22,7 +22,7 @@ COLUMNS_WITHOUT_STATISTICS: Final = {
 }
 """Columns, with their Parquet column paths, that get no minimum and maximum in Parquet files.
 
-Nobody filters by them, and computing them takes time.
+Queries do not filter by them, and computing them takes time.
 """
 
 _MAP: Final = pa.map_(pa.field("key", pa.string(), nullable=False), pa.string())

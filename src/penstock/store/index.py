@@ -26,8 +26,8 @@ _NEVER = 1 << 62
 
 def file_name(now_ms: int) -> str:
     """The name of an index file that begins now: local time, as RocketMQ has it."""
-    moment = datetime.fromtimestamp(now_ms // 1000)
-    return f"{moment:%Y%m%d%H%M%S}{now_ms % 1000:03d}"
+    now = datetime.fromtimestamp(now_ms // 1000)
+    return f"{now:%Y%m%d%H%M%S}{now_ms % 1000:03d}"
 
 
 def index_file_bytes(slots: int, entries: int) -> int:

@@ -5,7 +5,7 @@
 * *Content.* A file holds its content at the last `sync`. Each 4 KiB page that has changed since
   then is written, not written, or torn: each of its 512-byte sectors is written or not. Writes into
   mappings can't be intercepted, so changed pages are found by comparing the file with its image.
-  Pages may be written early: `write_back` simulates the kernel's writeback at some moment, so a
+  Pages may be written early: `write_back` simulates the kernel's writeback at some time, so a
   page on the disk can also be in a state between two syncs.
 * *Length.* The file has one of the lengths it had since its last `sync`. An extension is zero until
   its pages are written. `sync` makes length and content durable, but not the name.

@@ -123,7 +123,7 @@ class VirtualTimeBroker(Broker):
 
 
 class UnsyncedDisk(Disk):
-    """A disk that never syncs, because nobody needs the files after the test.
+    """A disk that never syncs, because the files are not needed after the test.
 
     Without `threads` all work runs immediately in the event loop, and the CommitLog counts as
     flushed when the clock advances.

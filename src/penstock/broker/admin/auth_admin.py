@@ -183,7 +183,9 @@ class AuthAdmin:
     def _done(self, command: Command, what: str) -> Answer:
         subject = command.text_or(ACCESS_KEY)
         audit.info(
-            "%s %s", ascii(f"User:{subject}")[1:-1] if subject else "somebody", ascii(what)[1:-1]
+            "%s %s",
+            ascii(f"User:{subject}")[1:-1] if subject else "an anonymous user",
+            ascii(what)[1:-1],
         )
         return InThread(self._persistence.save(self._table), lambda _: Reply())
 

@@ -94,7 +94,7 @@ class TopicHandlers:
                 context.long_polling.wake_queue(queue)
             context.offsets.remove_topic(name, now_ms)
         saves = [context.persistence.save(t) for t in (context.topics.table, context.offsets.table)]
-        # A registration that was under way would bring the topic back after the tool has deleted
+        # A registration that is in flight would bring the topic back after the tool has deleted
         # it from the NameServers: it is over when the next one is.
         return _reply_after(
             [*saves, context.store.finish_removal], RegisterTopics(Reply, now_ms + REGISTER_MS)

@@ -198,7 +198,7 @@ def _refuse(
 
 
 def _subject(name: str) -> str:
-    return f"User:{_printable(name)}" if name else "nobody"
+    return f"User:{_printable(name)}" if name else "an anonymous user"
 
 
 def _printable(text: str) -> str:

@@ -172,5 +172,5 @@ def _check_size(data: HeartbeatData) -> None:
             figure=subscriptions,
             limit=SUBSCRIPTIONS_MAX,
             unit="of them",
-            hint="subscribe to * instead of so many tags, or spread them over several clients",
+            hint="subscribe to * instead of these tags, or spread them over several clients",
         )

@@ -1,7 +1,7 @@
 """`penstock demo broker`: kills a broker under load and shows that no message is lost.
 
 The broker runs in a child process. This process sends messages over TCP and counts the
-acknowledgements. At a random moment after the given number it kills the broker with SIGKILL. Then
+acknowledgements. At a random time after the given number it kills the broker with SIGKILL. Then
 it recovers the store, reads every message, closes the store, and verifies its files.
 """
 
@@ -33,8 +33,8 @@ KEYS_SAMPLED = 1000
 _MIB = 1024 * 1024
 
 
-class SendFigures(NamedTuple):
-    """The figures of the broker until it was killed."""
+class SendStatistics(NamedTuple):
+    """Statistics of the broker until it was killed."""
 
     acknowledged_by_queue: list[int]
     ready_seconds: float
@@ -70,7 +70,7 @@ class ReadBack(NamedTuple):
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="Parent of the temporary store.  [default: the system's temporary directory]",
 )
-@click.option("--seed", type=int, help="Seed for the moment of the kill.")
+@click.option("--seed", type=int, help="Seed for the time of the kill.")
 def broker(messages: int | None, sync_flush: bool, parent: Path | None, seed: int | None) -> int:
     """Send a million messages to a broker, kill it, recover and verify the store."""
     import penstock
@@ -128,7 +128,7 @@ def _run(root: Path, messages: int, *, sync_flush: bool, rng: random.Random, sta
     return 0 if good else 1
 
 
-def _sending_rows(sent: SendFigures, bytes_per_message: float) -> list[tuple[str, str]]:
+def _sending_rows(sent: SendStatistics, bytes_per_message: float) -> list[tuple[str, str]]:
     rate = sent.per_second
     return [
         ("acknowledged before the kill", f"{sent.acknowledged:,} messages"),
@@ -149,7 +149,7 @@ def _sending_rows(sent: SendFigures, bytes_per_message: float) -> list[tuple[str
 
 def _send_and_kill(
     root: Path, messages: int, *, sync_flush: bool, rng: random.Random, progress: "Progress"
-) -> SendFigures:
+) -> SendStatistics:
     """Send until `messages` and some more are acknowledged, then kill the broker."""
     from penstock.cli.demo.demo_sender import DemoProducers
     from penstock.server.service import run
@@ -160,14 +160,14 @@ def _send_and_kill(
     ready_seconds = time.monotonic() - started
     kill_after = messages + rng.randrange(max(messages // 50, 2))
     print(f"== sending {messages:,} messages over TCP", flush=True)
-    started, done, figures = time.monotonic(), 0, (0.0, 0, 0, 0.0)
+    started, done, measured = time.monotonic(), 0, (0.0, 0, 0, 0.0)
 
     def on_progress(count: int) -> None:
-        nonlocal done, figures
+        nonlocal done, measured
         progress("send", min(count, messages), messages)
         if done < kill_after <= count:
             seconds = time.monotonic() - started
-            figures = (count / seconds, *_memory(broker.pid), _cpu_seconds(broker.pid))
+            measured = (count / seconds, *_memory(broker.pid), _cpu_seconds(broker.pid))
             loop = asyncio.get_running_loop()
             loop.call_later(rng.random() * 0.02, broker.send_signal, signal.SIGKILL)
         done = count
@@ -181,11 +181,11 @@ def _send_and_kill(
     seconds = time.monotonic() - started
     if producers.refused or done < kill_after:
         raise click.ClickException(producers.refused or f"the broker ended after {done:,} messages")
-    rate, rss, private, cpu = figures
+    rate, rss, private, cpu = measured
     acknowledged_by_queue = producers.acknowledged
     total = sum(acknowledged_by_queue)
     print(f"== killed the broker (SIGKILL) after {total:,} acknowledged messages", flush=True)
-    return SendFigures(
+    return SendStatistics(
         acknowledged_by_queue, ready_seconds, seconds, rate, cpu * 1e6 / kill_after, rss, private
     )
 
@@ -217,11 +217,11 @@ def _cpu_seconds(pid: int) -> float:
 
 def _memory(pid: int) -> tuple[int, int]:
     """Resident and private (anonymous) bytes of a process."""
-    figures = {}
+    measured = {}
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
         name, value = line.split()[:2]
-        figures[name] = int(value) * 1024
-    return figures.get("Rss:", 0), figures.get("Anonymous:", 0)
+        measured[name] = int(value) * 1024
+    return measured.get("Rss:", 0), measured.get("Anonymous:", 0)
 
 
 def _open(root: Path, *, sync_flush: bool, progress: "Progress") -> "MessageStore":

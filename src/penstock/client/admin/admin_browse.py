@@ -1,8 +1,8 @@
-"""A topic's messages by time, over all queues: oldest or newest first, a page at a time.
+"""The messages of a topic by store time, over all queues: oldest or newest first, page by page.
 
-Each queue is read in small pieces and only as far as the page needs, so a page costs a few pulls
-per queue however long the topic is. Queues are read as RocketMQ's tools do: as the group
-TOOLS_CONSUMER, which keeps no progress.
+Each queue is read in small chunks and only as far as the page needs, so a page costs a few pulls
+per queue, however long the topic is. As in RocketMQ's tools, the pulls are those of the group
+TOOLS_CONSUMER, which stores no offsets.
 """
 
 import heapq
@@ -28,14 +28,15 @@ from penstock.wire.codes import (
 )
 from penstock.wire.java_numbers import parse_nonnegative
 
-PIECE = 32
-HOLD_MS = 15_000
-"""More than a wait that a broker may take to answer: Apache's look every 5 s what is due."""
+PULL_COUNT = 32
+SUSPEND_MARGIN_MS = 15_000
+"""How long after its suspend time a pull may still be answered: Apache's brokers check suspended
+pulls every 5 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What lies in a queue from an offset on, and where to read on."""
+    """The messages of a queue from an offset on, and the offset of the next pull."""
 
     messages: list[ReceivedMessage]
     next_offset: int
@@ -45,7 +46,7 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Which messages are wanted: stored from `since_ms` to `until_ms`, both included."""
+    """A range of store times, both ends included, and the order."""
 
     since_ms: int | None
     until_ms: int | None
@@ -53,7 +54,7 @@ class Span:
 
 
 class QueueView:
-    """Reading queues without being one of their consumers; queues are as servers know them."""
+    """Reads queues without being a consumer. Topic names are with namespace."""
 
     def __init__(self, core: AdminCore, group: str = GROUP_TOOLS_CONSUMER) -> None:
         self._core = core
@@ -69,7 +70,7 @@ class QueueView:
         *,
         wait_ms: int = 0,
     ) -> Pulled:
-        """What a filter takes of the messages from an offset on; may wait for some."""
+        """The messages from an offset on that match a filter; may wait for new ones."""
         fields = {
             "consumerGroup": self._group,
             "topic": queue.topic,
@@ -89,7 +90,8 @@ class QueueView:
             RequestCode.PULL_MESSAGE,
             fields,
             good=PULL_ANSWERS,
-            timeout_ms=wait_ms + (HOLD_MS if wait_ms else self._session.options.timeout_ms),
+            timeout_ms=wait_ms
+            + (SUSPEND_MARGIN_MS if wait_ms else self._session.options.timeout_ms),
         )
         numbers = [
             _number(answer.ext, name) for name in ("nextBeginOffset", "minOffset", "maxOffset")
@@ -106,10 +108,9 @@ class QueueView:
         return Pulled(messages, *numbers)
 
     async def check_filter(self, wanted: Subscription) -> None:
-        """Raise BadFilter for an expression that brokers do not understand.
+        """Raise BadFilter for an expression that is not valid.
 
-        A pull does not tell: there Apache's broker takes a broken expression for one that takes
-        everything.
+        A pull does not report it: Apache's broker then returns all messages.
         """
         if wanted.kind != SQL92:
             return
@@ -121,15 +122,15 @@ class QueueView:
         await self._core.ask(address, RequestCode.CHECK_CLIENT_CONFIG, {}, fastjson.encode(body))
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """The offset of the first message that is still there."""
+        """The offset of the first message."""
         return await self._offset(RequestCode.GET_MIN_OFFSET, queue)
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """The offset of the next message to be written."""
+        """The offset of the next message that will be stored."""
         return await self._offset(RequestCode.GET_MAX_OFFSET, queue)
 
     async def offset_at(self, queue: MessageQueue, at_ms: int) -> int:
-        """The first offset stored at a moment or later; the next to be written if there is none."""
+        """The first offset that was stored at a time or later; `max_offset` if there is none."""
         return await self._offset(
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue, {"timestamp": str(at_ms)}
         )
@@ -143,9 +144,9 @@ class QueueView:
 
 
 class _QueueReader:
-    """One queue, piece by piece, forwards or backwards.
+    """Reads one queue in chunks, forwards or backwards.
 
-    `place` is where the next piece begins, backwards where it ends.
+    `position` is where the next chunk begins, or, backwards, where it ends.
     """
 
     def __init__(self, view: QueueView, queue: MessageQueue, wanted: Subscription, span: Span):
@@ -153,41 +154,41 @@ class _QueueReader:
         self._view = view
         self._wanted = wanted
         self._span = span
-        self._pieces: deque[ReceivedMessage] = deque()
-        self._over = False
-        self.place = 0
+        self._messages: deque[ReceivedMessage] = deque()
+        self._at_end = False
+        self.position = 0
 
-    async def begin(self, place: int | None) -> None:
-        """Find where to begin: where a page before this one has ended, else by the span."""
+    async def begin(self, position: int | None) -> None:
+        """Find the first position: where the previous page ended, else by the time range."""
         span = self._span
-        if place is not None:
-            self.place = place
+        if position is not None:
+            self.position = position
         elif span.newest_first:
-            self.place = await self._end(span.until_ms)
+            self.position = await self._end(span.until_ms)
         elif span.since_ms is not None:
-            self.place = await self._view.offset_at(self.queue, span.since_ms)
+            self.position = await self._view.offset_at(self.queue, span.since_ms)
         else:
-            self.place = await self._view.min_offset(self.queue)
+            self.position = await self._view.min_offset(self.queue)
 
     async def head(self) -> ReceivedMessage | None:
-        """The next message; it stays the next until it is taken."""
-        while not self._pieces and not self._over:
+        """The next message, which stays the next until `take`."""
+        while not self._messages and not self._at_end:
             if self._span.newest_first:
                 await self._read_back()
             else:
                 await self._read_on()
-        return self._pieces[0] if self._pieces else None
+        return self._messages[0] if self._messages else None
 
     def take(self) -> None:
-        """Done with the next message."""
-        self._pieces.popleft()
+        """Remove the next message."""
+        self._messages.popleft()
 
     @property
     def resume(self) -> int | None:
-        """The place for the page after this one; None if there is nothing more."""
-        if self._pieces:
-            return self._pieces[0].queue_offset + self._span.newest_first
-        return None if self._over else self.place
+        """The position for the next page; None if there are no more messages."""
+        if self._messages:
+            return self._messages[0].queue_offset + self._span.newest_first
+        return None if self._at_end else self.position
 
     async def _end(self, until_ms: int | None) -> int:
         if until_ms is None:
@@ -195,20 +196,20 @@ class _QueueReader:
         return await self._view.offset_at(self.queue, until_ms + 1)
 
     async def _read_on(self) -> None:
-        pulled = await self._view.pull(self.queue, self.place, PIECE, self._wanted)
+        pulled = await self._view.pull(self.queue, self.position, PULL_COUNT, self._wanted)
         until_ms = self._span.until_ms
         for message in pulled.messages:
             if until_ms is not None and message.store_ms > until_ms:
-                self._over = True
+                self._at_end = True
                 break
-            self._pieces.append(message)
-        stands = pulled.next_offset <= self.place
-        self.place = pulled.next_offset
-        self._over = self._over or stands or self.place >= pulled.max_offset
+            self._messages.append(message)
+        stuck = pulled.next_offset <= self.position
+        self.position = pulled.next_offset
+        self._at_end = self._at_end or stuck or self.position >= pulled.max_offset
 
     async def _read_back(self) -> None:
-        end = self.place
-        begin = at = max(end - PIECE, 0)
+        end = self.position
+        begin = at = max(end - PULL_COUNT, 0)
         floor = 0
         found: list[ReceivedMessage] = []
         while at < end:
@@ -221,11 +222,11 @@ class _QueueReader:
         since_ms = self._span.since_ms
         for message in reversed(found):
             if since_ms is not None and message.store_ms < since_ms:
-                self._over = True
+                self._at_end = True
                 break
-            self._pieces.append(message)
-        self.place = begin
-        self._over = self._over or begin <= floor
+            self._messages.append(message)
+        self.position = begin
+        self._at_end = self._at_end or begin <= floor
 
 
 async def read_page(
@@ -236,7 +237,7 @@ async def read_page(
     count_max: int,
     resume: dict[MessageQueue, int] | None,
 ) -> MessagePage:
-    """The next messages of all queues by the time they were stored."""
+    """The next messages of all queues, by store time."""
     chosen = [queue for queue in queues if resume is None or queue in resume]
     view = QueueView(core)
     await view.check_filter(wanted)

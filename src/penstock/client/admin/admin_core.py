@@ -1,7 +1,7 @@
-"""The ground of `AsyncAdmin`: which brokers there are, and how one or all of them are asked.
+"""The base of `AsyncAdmin`: finding brokers, and requests to one or all of them.
 
-Reading from all brokers goes on without those that can't be reached, and tells which these are;
-changing something on several of them tells what was done and what was not.
+A query of all brokers skips those that can't be reached, and the result names them. If a change of
+several brokers fails, the error says where it succeeded.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from penstock.wire.codes import MASTER_ID, RequestCode, ResponseCode, request_na
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 64
-"""Calls of one question that run at a time: a group may have thousands of queues."""
+CONCURRENT_MAX = 64
+"""Concurrent requests of one query: a group may have thousands of queues."""
 _SHOWN_MAX = 60
 
 S = TypeVar("S")
@@ -33,33 +33,33 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BrokerResults(Generic[T]):
-    """What brokers have, and the names of those that could not be asked."""
+    """The results of brokers, and the names of those that could not be reached."""
 
     items: Sequence[tuple[BrokerAddress, T]]
     unreachable: tuple[str, ...]
     problem: PenstockError | None = None
-    """Why the first of these could not be asked."""
+    """The error of the first of these."""
 
 
 class AdminCore(Lifetime):
-    """Session, brokers and calls."""
+    """The session, the brokers and requests."""
 
     @takes_options(ClientOptions)
     def __init__(self, options: ClientOptions) -> None:
         self.session = Session(options)
 
     async def start(self) -> None:
-        """Make ready; connections are made when they are needed."""
+        """Start the session. Connections are opened when they are needed."""
         await self.session.start()
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         await self.session.close()
 
     # --- brokers
 
     async def brokers(self, cluster: str | None = None) -> list[BrokerAddress]:
-        """All brokers, of one cluster or of all, as the NameServers know them."""
+        """The registered brokers of one cluster or of all."""
         answer = await self.ask_nameserver(RequestCode.GET_BROKER_CLUSTER_INFO)
         info = fastjson.decode(answer.body, ClusterInfo)
         clusters = info.cluster_addr_table
@@ -98,7 +98,7 @@ class AdminCore(Lifetime):
         return chosen
 
     async def brokers_without_master(self) -> tuple[str, ...]:
-        """The names of brokers whose master is away: the NameServers know replicas only."""
+        """The names of brokers of which only replicas are registered."""
         brokers = await self.brokers()
         masters = {broker.name for broker in brokers if broker.is_master}
         return tuple(sorted({broker.name for broker in brokers} - masters))
@@ -130,13 +130,13 @@ class AdminCore(Lifetime):
         good: Iterable[int] = (ResponseCode.SUCCESS,),
         timeout_ms: int | None = None,
     ) -> Response:
-        """A server's answer with one of the `good` codes; an error names request and server."""
+        """Send a request; raises an error that names it unless the response has a `good` code."""
         self.session.check_alive()
         answer = await self.session.peer(address).call(
             code, ext, body, timeout_ms=timeout_ms or self.session.options.timeout_ms
         )
         if answer.code not in good:
-            raise refusal(answer.code, answer.remark, f"{address} on {_told(code, ext)}")
+            raise refusal(answer.code, answer.remark, f"{address} on {_request_text(code, ext)}")
         return answer
 
     async def ask_nameserver(
@@ -147,11 +147,11 @@ class AdminCore(Lifetime):
         *,
         good: Iterable[int] = (ResponseCode.SUCCESS,),
     ) -> Response:
-        """The answer of whichever NameServer gives one."""
+        """Send a request to the NameServers; the response of the first that responds."""
         self.session.check_alive()
         answer = await self.session.nameservers.call(code, ext, body)
         if answer.code not in good:
-            who = f"NameServer of {self.session.nameservers.text()} on {_told(code, ext)}"
+            who = f"NameServer of {self.session.nameservers.text()} on {_request_text(code, ext)}"
             raise refusal(answer.code, answer.remark, who)
         return answer
 
@@ -160,7 +160,7 @@ class AdminCore(Lifetime):
         brokers: Iterable[BrokerAddress],
         work: Callable[[BrokerAddress], Coroutine[object, object, T]],
     ) -> BrokerResults[T]:
-        """What each has; raises if none can be reached, or one refuses for good."""
+        """The results of each; raises if none can be reached, or one refuses the request."""
         targets = list(brokers)
         results = await asyncio.gather(*map(work, targets), return_exceptions=True)
         found: list[tuple[BrokerAddress, T]] = []
@@ -176,7 +176,7 @@ class AdminCore(Lifetime):
         if first is not None and not found:
             raise first
         for name, failure in failures.items():
-            log.warning("%s is left out: %s", name, failure)
+            log.warning("skipped broker %s: %s", name, failure)
         return BrokerResults(found, tuple(sorted(failures)), first)
 
     async def ask_each(
@@ -187,7 +187,7 @@ class AdminCore(Lifetime):
         *,
         good: Iterable[int] = (ResponseCode.SUCCESS,),
     ) -> BrokerResults[Response]:
-        """What each answers; raises as `from_each` does."""
+        """The response of each broker; raises as `from_each` does."""
         return await self.from_each(
             brokers, lambda broker: self.ask(broker.address, code, ext, good=good)
         )
@@ -199,13 +199,13 @@ class AdminCore(Lifetime):
         ext: Mapping[str, str] | None = None,
         body: bytes = b"",
     ) -> None:
-        """Change the same on each; the error tells where it was done all the same."""
+        """Send the same change to each broker; the error says where it succeeded."""
         await self.change_each([(broker, code, ext, body) for broker in brokers])
 
     async def change_each(
         self, changes: Iterable[tuple[BrokerAddress, int, Mapping[str, str] | None, bytes]]
     ) -> None:
-        """Make a change at each broker; the error tells where it was done all the same."""
+        """Send a change to each broker; the error says where it succeeded."""
         done: list[str] = []
         failures: list[PenstockError] = []
         for broker, code, ext, body in changes:
@@ -220,41 +220,41 @@ class AdminCore(Lifetime):
             raise failures[0]
         first = failures[0]
         text = "; ".join(error.message for error in failures)
-        raise type(first)(f"{text}; done on {', '.join(done) or 'none'}", hint=first.hint)
+        raise type(first)(f"{text}; changed on {', '.join(done) or 'none'}", hint=first.hint)
 
     async def for_each(
         self, items: Sequence[S], work: Callable[[S], Coroutine[object, object, T]]
     ) -> list[T]:
-        """The results of `work` for all items, some at a time; the first failure ends it."""
+        """The results of `work` for all items, several at a time; raises the first error."""
         found: list[T] = []
-        for begin in range(0, len(items), AT_ONCE):
-            found += await asyncio.gather(*map(work, items[begin : begin + AT_ONCE]))
+        for begin in range(0, len(items), CONCURRENT_MAX):
+            found += await asyncio.gather(*map(work, items[begin : begin + CONCURRENT_MAX]))
         return found
 
     # --- names
 
     def bare_queue(self, queue: MessageQueue) -> MessageQueue:
-        """The queue as the application knows it."""
+        """The queue with the topic's name without namespace."""
         return MessageQueue(
             self.session.without_namespace(queue.topic), queue.broker_name, queue.queue_id
         )
 
     def full_queue(self, queue: MessageQueue) -> MessageQueue:
-        """The queue as servers know it."""
+        """The queue with the topic's name with namespace."""
         return MessageQueue(
             self.session.with_namespace(queue.topic), queue.broker_name, queue.queue_id
         )
 
     def is_ours(self, name: str) -> bool:
-        """Whether a name is in our namespace; without one all are."""
+        """Whether a name is in the client's namespace; without a namespace all are."""
         return not self.session.options.namespace or self.session.without_namespace(name) != name
 
 
-def moment_ms(moment: datetime) -> int:
-    """A moment in milliseconds since 1970; without a zone it is local time."""
-    return round(moment.timestamp() * 1000)
+def timestamp_ms(time: datetime) -> int:
+    """A time in milliseconds since 1970; without a time zone it is local time."""
+    return round(time.timestamp() * 1000)
 
 
-def _told(code: int, ext: Mapping[str, str] | None) -> str:
+def _request_text(code: int, ext: Mapping[str, str] | None) -> str:
     shown = ", ".join(f"{name}={value[:_SHOWN_MAX]}" for name, value in (ext or {}).items())
     return f"{request_name(code)}({shown[: 4 * _SHOWN_MAX]})"

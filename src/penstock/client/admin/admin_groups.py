@@ -1,4 +1,4 @@
-"""Consumer groups: list, create, change, delete, how far they are."""
+"""Consumer groups: list, create, change, delete, and their progress."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,11 +37,11 @@ from penstock.wire.codes import (
 log = logging.getLogger(__name__)
 
 _NO_AGE_MS = 20 * 365 * 86_400_000
-"""An age that no message has: a broker took a time it does not know for 1970."""
+"""No message is older: a broker that does not know the time reports the time since 1970."""
 
 
 class GroupChanges(TypedDict, total=False):
-    """What may be set of a group; the names are those of `GroupSettings`."""
+    """The settings of a group that can be changed, by the names of `GroupSettings`."""
 
     consume_enabled: bool
     broadcast_enabled: bool
@@ -74,7 +74,7 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
     """The part of `AsyncAdmin` about consumer groups."""
 
     async def groups(self, *, system: bool = False, cluster: str | None = None) -> list[GroupInfo]:
-        """All groups that brokers keep, sorted by name; RocketMQ's own only if wanted."""
+        """All groups, sorted by name; RocketMQ's own only with `system`."""
         tables = await self.from_each(await self.masters(cluster), self._group_table)
         found: dict[str, dict[str, GroupSettings]] = {}
         for broker, table in tables.items:
@@ -96,12 +96,12 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
     ) -> GroupInfo:
         """Create a group on all masters, those of a cluster, or these brokers; or change it there.
 
-        What is not given is RocketMQ's default where the group is new, and stays elsewhere.
+        A setting that is not given gets RocketMQ's default for a new group, and is kept otherwise.
         """
         name = self.session.with_namespace(group)
         fault = group_fault(name)
         if fault is not None:
-            raise InvalidParameter(f"no group can be called {group[:80]!r}: {fault}")
+            raise InvalidParameter(f"{group[:80]!r} is not a valid group name: {fault}")
         masters = await self.masters(cluster, brokers)
         known = await self._group_at(masters, name)
         settings = {}
@@ -117,7 +117,7 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
         return GroupInfo(group, is_system_group(name), settings)
 
     async def update_group(self, group: str, **changes: Unpack[GroupChanges]) -> GroupInfo:
-        """Change what is given, on all brokers that know the group; raises GroupNotExist."""
+        """Change the given settings on all brokers that have the group; raises GroupNotExist."""
         masters = await self.masters()
         known = await self._group_at(masters, self.session.with_namespace(group))
         if not known:
@@ -127,7 +127,7 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
     async def delete_group(
         self, group: str, *, keep_offsets: bool = False, cluster: str | None = None
     ) -> list[str]:
-        """Delete a group with its progress, its retry and its dead letter topic; where it was."""
+        """Delete a group with its offsets, its retry and its dead letter topic; its brokers."""
         name = self.session.with_namespace(group)
         masters = await self.masters(cluster)
         known = await self._group_at(masters, name)
@@ -143,7 +143,7 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
         return [broker.name for broker in having]
 
     async def topics_of_group(self, group: str) -> list[str]:
-        """The topics in which a group has progress."""
+        """The topics in which a group has offsets."""
         found = await self.ask_each(
             await self.masters(),
             RequestCode.QUERY_TOPICS_BY_CONSUMER,
@@ -162,9 +162,9 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
     async def progress(
         self, group: str, topic: str | None = None, *, owners: bool = False
     ) -> GroupProgress:
-        """How far a group is in each queue of a topic, or of all of its topics.
+        """The progress of a group in each queue of a topic, or of all of its topics.
 
-        `owners` also asks each connected consumer which queues it has.
+        `owners` also queries each connected consumer for its queues.
         """
         name = self.session.with_namespace(group)
         fields = {"consumerGroup": name}
@@ -190,7 +190,7 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
     async def _committed(
         self, broker: BrokerAddress, group: str, queue: MessageQueue
     ) -> int | None:
-        """What a group (a name as servers know it) has committed; None if nothing."""
+        """The committed offset of a group (its name with namespace); None if there is none."""
         fields = {
             "consumerGroup": group,
             "topic": queue.topic,
@@ -215,13 +215,13 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
         ages: dict[MessageQueue, int] = {}
         for topic in sorted({queue.topic for queue in table}):
             ages |= await self._ages(broker, group, topic)
-        # A broker tells 0 for a group without progress: only these have to be asked for again.
+        # A broker reports 0 for a group without an offset: only these are queried again.
         unclear = [queue for queue, at in table.items() if at.consumer_offset == 0]
-        told = await self.for_each(unclear, lambda queue: self._committed(broker, group, queue))
+        queried = await self.for_each(unclear, lambda queue: self._committed(broker, group, queue))
         committed: dict[MessageQueue, int | None] = {
             queue: at.consumer_offset for queue, at in table.items()
         }
-        committed |= dict(zip(unclear, told, strict=True))
+        committed |= dict(zip(unclear, queried, strict=True))
         return [
             QueueProgress(
                 queue=self.bare_queue(queue),
@@ -236,7 +236,7 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
         ]
 
     async def _ages(self, broker: BrokerAddress, group: str, topic: str) -> dict[MessageQueue, int]:
-        """For each queue, how old the next message to be consumed is."""
+        """The age of the next message to be consumed, by queue."""
         answer = await self.ask(
             broker.address, RequestCode.QUERY_CONSUME_TIME_SPAN, {"topic": topic, "group": group}
         )
@@ -248,13 +248,13 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
         }
 
     async def _owners(self, group: str) -> dict[MessageQueue, str]:
-        """Queue (as servers know it) → client id; of a client that does not answer nobody knows."""
+        """Queue (with namespace) → client id, without the queues of clients that do not respond."""
         owned = {}
         for member in (await self.members(group)).members:
             try:
                 info = await self.running_info(group, member.client_id)
             except PenstockError as error:
-                log.warning("%s does not tell its queues: %s", member.client_id, error)
+                log.warning("cannot get the queues of client %s: %s", member.client_id, error)
                 continue
             for queue in (*info.mq_table, *info.mq_pop_table):
                 owned[queue] = member.client_id
@@ -273,9 +273,9 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
     async def _group_at(
         self, brokers: Sequence[BrokerAddress], name: str
     ) -> dict[str, SubscriptionGroupConfig]:
-        """The group on each of these brokers that knows it; all of them must answer.
+        """The group on each of these brokers that has it; all of them must respond.
 
-        By the whole table: asked for one group, Apache's broker creates it.
+        It reads the whole table, because Apache's broker creates a group that is queried alone.
         """
 
         async def find(broker: BrokerAddress) -> SubscriptionGroupConfig | None:
@@ -288,7 +288,7 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
     def _no_group(self, group: str, brokers: Iterable[BrokerAddress]) -> GroupNotExist:
         asked = ", ".join(f"{broker.name} ({broker.address})" for broker in brokers)
         return GroupNotExist(
-            f"none of the brokers {asked} knows the group {group!r}",
+            f"none of the brokers {asked} has the group {group!r}",
             hint="check its name and namespace; groups() lists them",
         )
 

@@ -1,4 +1,4 @@
-"""What NameServers keep for tools: values by namespace and key, and their own settings."""
+"""NameServers: the KV configuration and their settings."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ _FOUND = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
 
 
 class KeyValueAdmin(AdminCore):
-    """The part of `AsyncAdmin` about NameServers. Changes go to each of them."""
+    """The part of `AsyncAdmin` about NameServers. Changes are sent to all of them."""
 
     def nameservers(self) -> tuple[str, ...]:
         """The addresses of the NameServers."""
@@ -50,6 +50,6 @@ class KeyValueAdmin(AdminCore):
         return found
 
     async def update_nameserver_settings(self, changes: Mapping[str, str]) -> None:
-        """Change settings of all NameServers, in RocketMQ's names."""
+        """Change settings of all NameServers, by RocketMQ's names."""
         body = format_properties(changes)
         await self.session.nameservers.call_all(RequestCode.UPDATE_NAMESRV_CONFIG, {}, body)

@@ -17,7 +17,7 @@ from penstock.wire.bodies.admin_bodies import (
 from penstock.wire.codes import V4_1_0_SNAPSHOT, RequestCode, ResponseCode
 
 RELAY_MS = 15_000
-"""For requests that a broker hands on to a consumer and waits for: it gives up after 10 s."""
+"""Timeout of requests that a broker forwards to a consumer: the broker waits up to 10 s."""
 _ONLINE = (ResponseCode.SUCCESS, ResponseCode.CONSUMER_NOT_ONLINE)
 _PRODUCING = (ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR)
 
@@ -26,7 +26,7 @@ class MemberAdmin(AdminCore):
     """The part of `AsyncAdmin` about connected clients."""
 
     async def members(self, group: str) -> GroupMembers:
-        """The connected clients of a group and what they subscribe to; nobody is no error."""
+        """The connected clients of a group, if any, and their subscriptions."""
         found = await self._connections(await self.masters(), self.session.with_namespace(group))
         tables = [(broker, table) for broker, table in found.items if table is not None]
         subscriptions = {
@@ -51,7 +51,7 @@ class MemberAdmin(AdminCore):
         )
 
     async def producers(self, group: str) -> tuple[Member, ...]:
-        """The connected producers of a group; nobody is no error."""
+        """The connected producers of a group, if any."""
         fields = {"producerGroup": self.session.with_namespace(group)}
         found = await self.ask_each(
             await self.masters(), RequestCode.GET_PRODUCER_CONNECTION_LIST, fields, good=_PRODUCING
@@ -78,7 +78,7 @@ class MemberAdmin(AdminCore):
     async def running_info(
         self, group: str, client_id: str, *, stacks: bool = False
     ) -> ConsumerRunningInfo:
-        """What a consumer tells about itself: its queues, their state and speed, its settings."""
+        """The running info of a consumer: its queues, their state and rates, its settings."""
         fields = {
             "consumerGroup": self.session.with_namespace(group),
             "clientId": client_id,
@@ -95,7 +95,7 @@ class MemberAdmin(AdminCore):
     async def _connections(
         self, brokers: Sequence[BrokerAddress], name: str
     ) -> BrokerResults[ConsumerConnection | None]:
-        """Who is connected at each broker for a group; None for nobody."""
+        """The connections of a group at each broker; None without any."""
         found = await self.ask_each(
             brokers,
             RequestCode.GET_CONSUMER_CONNECTION_LIST,
@@ -122,13 +122,13 @@ class MemberAdmin(AdminCore):
             if table is not None and client_id in {c.client_id for c in table.connection_set}:
                 return broker.address
         raise ConsumerNotOnline(
-            f"no broker has the client {client_id} of the group {group} connected",
-            hint="members() tells which clients there are",
+            f"the client {client_id} of the group {group} is not connected to any broker",
+            hint="members() lists the connected clients",
         )
 
 
 def version_text(version: int) -> str:
-    """The release that a client says it is, from RocketMQ's running number of releases."""
+    """The version of a client, from RocketMQ's number of it."""
     number, is_release = divmod(version - V4_1_0_SNAPSHOT, 2)
     if number < 0:
         return f"before 4.1 ({version})"

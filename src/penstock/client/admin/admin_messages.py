@@ -1,4 +1,4 @@
-"""Messages: found by id, key, place or time; what became of them; given to consumers once more."""
+"""Messages: find by id, key, offset or time, track, consume directly, resend dead letters."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Literal
 
 from penstock.client.admin.admin_browse import QueueView, Span, read_page
-from penstock.client.admin.admin_core import BrokerResults, moment_ms
+from penstock.client.admin.admin_core import BrokerResults, timestamp_ms
 from penstock.client.admin.admin_follow import Follower, StartAt
 from penstock.client.admin.admin_groups import GroupAdmin
 from penstock.client.admin.admin_members import RELAY_MS
@@ -45,7 +45,7 @@ from penstock.wire.message import encode_properties
 from penstock.wire.message_ids import decode_offset_id
 
 FOUND_MAX = 64
-"""Messages of one look-up by key, unless more are asked for; brokers give 64 by default, too."""
+"""Messages of one query by key unless specified, as brokers' default."""
 
 _FOUND = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
 _THERE = (ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR)
@@ -57,16 +57,16 @@ _KEPT = {
     PROPERTY_INSTANCE_ID,
     PROPERTY_BUYER_ID,
 }
-"""RocketMQ's own properties that a message sent again still has; the others told of its past."""
+"""RocketMQ's own properties that are kept when a dead letter is sent again."""
 
 
 class MessageAdmin(GroupAdmin):
     """The part of `AsyncAdmin` about single messages."""
 
-    # --- finding
+    # --- find
 
     async def find_message(self, topic: str, message_id: str) -> ReceivedMessage | None:
-        """A message by an id of either kind; None if it is not (or no longer) there."""
+        """A message by its unique id or offset id; None if it does not exist (any more)."""
         return await self.message_by_unique_id(topic, message_id) or (
             await self.message_by_offset_id(message_id, topic=topic)
             if _is_offset_id(message_id)
@@ -76,10 +76,10 @@ class MessageAdmin(GroupAdmin):
     async def message_by_unique_id(
         self, topic: str, unique_id: str, *, since: datetime | None = None
     ) -> ReceivedMessage | None:
-        """A message by the id that its producer gave it; of several the last.
+        """A message by the id that its producer gave it; the last one if there are several.
 
-        None if it is not (or no longer) there: raises if that is unknown, because a broker that may
-        have it can't be asked.
+        None if it does not exist (any more). Raises if it was not found and a broker that may have
+        it can't be reached.
         """
         found = await self._by_key(topic, unique_id, since, None, FOUND_MAX, unique=True)
         messages = [message for message in _sorted(found) if message.unique_id == unique_id]
@@ -90,11 +90,11 @@ class MessageAdmin(GroupAdmin):
     async def message_by_offset_id(
         self, offset_id: str, *, topic: str | None = None
     ) -> ReceivedMessage | None:
-        """A message by the id that its broker gave it. Brokers that check rights want the topic."""
+        """A message by the id that its broker gave it. With access control the topic is needed."""
         place = decode_offset_id(offset_id)
         host = f"[{place.host}]" if ":" in place.host else place.host
         brokers = await self.brokers()
-        # The id has the broker's address as it sees itself; NameServers may know a name instead.
+        # The id has the broker's IP address; it may be registered with a host name.
         candidates = [b for b in brokers if b.address == f"{host}:{place.port}"] or brokers
         fields = {"offset": str(place.offset)}
         if topic is not None:
@@ -118,12 +118,12 @@ class MessageAdmin(GroupAdmin):
         until: datetime | None = None,
         count_max: int = FOUND_MAX,
     ) -> list[ReceivedMessage]:
-        """Messages with a key, oldest first; each broker gives its newest `count_max`."""
+        """Messages with a key, oldest first; the newest `count_max` of each broker."""
         found = await self._by_key(topic, key, since, until, count_max, unique=False)
         return [message for message in _sorted(found) if key in message.keys]
 
     async def message_at(self, queue: MessageQueue, offset: int) -> ReceivedMessage | None:
-        """The message at a place of a queue; None if it is not (or no longer) there."""
+        """The message at an offset of a queue; None if it does not exist (any more)."""
         full = self.full_queue(queue)
         pulled = await QueueView(self).pull(full, offset, 1, Subscription(full.topic))
         return next((m for m in pulled.messages if m.queue_offset == offset), None)
@@ -141,9 +141,9 @@ class MessageAdmin(GroupAdmin):
         count_max: int = FOUND_MAX,
         resume: Mapping[MessageQueue, int] | None = None,
     ) -> MessagePage:
-        """Messages of a topic by the time they were stored, from all queues or one.
+        """Messages of a topic by store time, from all queues or one.
 
-        `resume` of a page gives the next one, with the same arguments otherwise.
+        For the next page pass the `resume` of this one and the same other arguments.
         """
         name = self.session.with_namespace(topic)
         if queue is not None:
@@ -156,8 +156,8 @@ class MessageAdmin(GroupAdmin):
                 for number in range(data.read_queue_nums)
             ]
         span = Span(
-            None if since is None else moment_ms(since),
-            None if until is None else moment_ms(until),
+            None if since is None else timestamp_ms(since),
+            None if until is None else timestamp_ms(until),
             newest_first,
         )
         return await read_page(
@@ -178,24 +178,23 @@ class MessageAdmin(GroupAdmin):
         sql: str | None = None,
         group: str = GROUP_TOOLS_CONSUMER,
     ) -> AsyncGenerator[ReceivedMessage, None]:
-        """Messages of a topic as they come, without end and without being one of its consumers.
+        """The new messages of a topic, without end, in the order of each queue.
 
-        Those of a queue are in order; nobody's progress changes. `group` is whom brokers are told,
-        for those that check rights.
+        No offsets of groups change. `group` is the group that access control checks.
         """
         name = self.session.with_namespace(topic)
         wanted = Subscription.of(name, tags, sql, version=0)
-        # RocketMQ's own group is in no namespace: there it would be a new group of that name.
+        # RocketMQ's own groups are not in a namespace.
         named = group if is_system_group(group) else self.session.with_namespace(group)
         follower = Follower(self, wanted, start_at, named)
         async with contextlib.aclosing(follower.messages()) as messages:
             async for message in messages:
                 yield message
 
-    # --- what became of it
+    # --- track
 
     async def track(self, message: ReceivedMessage) -> list[Track]:
-        """For each group that has to do with the message's topic, whether it is past it."""
+        """For each group of the message's topic, whether it has consumed the message."""
         queue = message.queue
         broker = await self.broker(queue.broker_name)
         tracks = []
@@ -218,14 +217,14 @@ class MessageAdmin(GroupAdmin):
             tracks.append(Track(group, state, bool(members.members)))
         return tracks
 
-    # --- once more
+    # --- consume again
 
     async def consume_directly(
         self, group: str, message: ReceivedMessage, client_id: str | None = None
     ) -> DirectResult:
-        """Have a connected consumer of a group handle a message now, and tell how it went.
+        """Have a connected consumer of a group handle a message now.
 
-        Nothing is stored, and the group's progress stays as it is. Raises ConsumerNotOnline.
+        No message is stored and no offset changes. Raises ConsumerNotOnline.
         """
         broker = await self.broker(message.broker_name)
         name = self.session.with_namespace(group)
@@ -233,10 +232,10 @@ class MessageAdmin(GroupAdmin):
         table = found.items[0][1]
         ids = sorted(c.client_id or "" for c in table.connection_set) if table is not None else []
         if not ids or (client_id is not None and client_id not in ids):
-            who = f"the client {client_id}" if client_id is not None else "a client"
+            who = f"the client {client_id}" if client_id is not None else "any client"
             raise ConsumerNotOnline(
-                f"{broker.name} ({broker.address}), which has the message, has not {who} of the "
-                f"group {group} connected"
+                f"{who} of the group {group} is not connected to {broker.name} "
+                f"({broker.address}), which has the message"
             )
         chosen = client_id or ids[0]
         fields = {
@@ -268,7 +267,7 @@ class MessageAdmin(GroupAdmin):
         count_max: int = FOUND_MAX,
         resume: Mapping[MessageQueue, int] | None = None,
     ) -> MessagePage:
-        """Messages that a group has given up, as `browse`; no error if there never were any."""
+        """The dead letters of a group, as `browse` returns messages."""
         topic = DLQ_TOPIC_PREFIX + group
         if await self.session.find_route(self.session.with_namespace(topic)) is None:
             return MessagePage((), None)
@@ -288,11 +287,11 @@ class MessageAdmin(GroupAdmin):
         *,
         to: Literal["group", "topic"] = "group",
     ) -> list[SendReceipt]:
-        """Send messages of a dead letter topic again: to their group alone, or to their topic.
+        """Send dead letters again: to their group only, or to their topic.
 
-        They keep body, id, keys, tags and the application's properties, and have all their
-        attempts before them again; the dead letter topic stays as it is. Consumers that pop have
-        other retry topics: for these choose "topic".
+        They keep body, id, keys, tags and the application's properties, and are retried as often as
+        new messages. The dead letter topic does not change. POP consumers have other retry topics:
+        use "topic" for them.
         """
         copies = [(message, *self._copy(group, message, to)) for message in messages]
         receipts: list[SendReceipt] = []
@@ -300,7 +299,7 @@ class MessageAdmin(GroupAdmin):
             try:
                 receipts.append(await self._send_copy(message, topic, properties))
             except PenstockError as error:
-                before = f"{len(receipts)} of {len(copies)} messages were sent before; "
+                before = f"{len(receipts)} of {len(copies)} messages were sent, then: "
                 raise type(error)(before + error.message, hint=error.hint) from None
         return receipts
 
@@ -323,8 +322,8 @@ class MessageAdmin(GroupAdmin):
             "topic": name,
             "key": key,
             "maxNum": str(count_max),
-            "beginTimestamp": str(0 if since is None else moment_ms(since)),
-            "endTimestamp": str(LONG_MAX if until is None else moment_ms(until)),
+            "beginTimestamp": str(0 if since is None else timestamp_ms(since)),
+            "endTimestamp": str(LONG_MAX if until is None else timestamp_ms(until)),
             EXT_UNIQUE_KEY_QUERY: "true" if unique else "false",
         }
         found = await self.ask_each(masters, RequestCode.QUERY_MESSAGE, fields, good=_FOUND)
@@ -334,7 +333,7 @@ class MessageAdmin(GroupAdmin):
                 [
                     message
                     for message in self._decode(answer.body, broker.name)
-                    if message.stored_topic == name  # brokers choose by hashes
+                    if message.stored_topic == name  # brokers search by hash
                 ],
             )
             for broker, answer in found.items
@@ -353,14 +352,14 @@ class MessageAdmin(GroupAdmin):
     def _copy(
         self, group: str, message: ReceivedMessage, to: Literal["group", "topic"]
     ) -> tuple[str, dict[str, str]]:
-        """Where a dead letter goes and which properties it has there; raises InvalidParameter."""
+        """Topic and properties of a dead letter that is sent again; raises InvalidParameter."""
         origin = message.properties.get(PROPERTY_DLQ_ORIGIN_TOPIC) or message.properties.get(
             PROPERTY_RETRY_TOPIC
         )
         if not message.stored_topic.startswith(DLQ_TOPIC_PREFIX) or origin is None:
             raise InvalidParameter(
-                f"the message {message.message_id} of {message.stored_topic} is no dead letter",
-                hint="take messages that dead_letters() gives",
+                f"the message {message.message_id} of {message.stored_topic} is not a dead letter",
+                hint="pass messages that dead_letters() returned",
             )
         properties = {
             name: value
@@ -375,7 +374,7 @@ class MessageAdmin(GroupAdmin):
     async def _send_copy(
         self, message: ReceivedMessage, topic: str, properties: Mapping[str, str]
     ) -> SendReceipt:
-        """Send to the broker that has the original, which picks a queue."""
+        """Send to the broker of the original, which selects the queue."""
         broker = await self.broker(message.broker_name)
         fields = {
             "a": GROUP_INNER_PRODUCER,

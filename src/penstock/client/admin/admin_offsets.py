@@ -1,9 +1,9 @@
-"""Progress of groups, changed in two steps: a plan that shows what will happen, and its execution.
+"""Offsets of groups, changed in two steps: a plan that shows the changes, and its execution.
 
-A group whose consumers are connected to a broker is moved by INVOKE_BROKER_TO_RESET_OFFSET: the
-broker takes the new offset, ignores what consumers commit meanwhile and moves them with their next
-pull. For a group without consumers the offset is just stored. A broker that leaves the reset to its
-consumers (RocketMQ 4, or `useServerSideResetOffset=false`) can only be told a moment.
+The offsets of a group with connected consumers are reset by INVOKE_BROKER_TO_RESET_OFFSET: the
+broker stores the new offset, ignores commits until the next pull, and that pull continues at the
+new offset. For a group without consumers the offset is just stored. A broker that leaves the reset
+to its consumers (RocketMQ 4, or `useServerSideResetOffset=false`) can only reset to a time.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Literal, TypeAlias
 
 from penstock.client.admin.admin_browse import QueueView
-from penstock.client.admin.admin_core import moment_ms
+from penstock.client.admin.admin_core import timestamp_ms
 from penstock.client.admin.admin_groups import GroupAdmin
 from penstock.client.admin.admin_values import BrokerAddress, QueueMove, ResetPlan, ResetResult
 from penstock.errors import InvalidParameter, PenstockError, Refused
@@ -27,18 +27,19 @@ LAST_MS = -1
 _BROADCASTING = "BROADCASTING"
 
 ResetTo: TypeAlias = datetime | Literal["first", "last"] | int | Mapping[MessageQueue, int]
-"""A moment; an end of each queue; so many messages on (or, below 0, back); offsets by queue."""
+"""A time; the first or last message; a number of messages forward (negative: back); offsets by
+queue."""
 
 
 class OffsetAdmin(GroupAdmin):
-    """The part of `AsyncAdmin` that changes how far groups are."""
+    """The part of `AsyncAdmin` about offsets of groups."""
 
     async def plan_reset(self, group: str, topic: str, to: ResetTo) -> ResetPlan:
-        """What a reset would do in each queue; changes nothing.
+        """The changes of a reset in each queue; changes nothing yet.
 
-        `to` is a moment (the first message stored then or later), "first", "last", a number of
-        messages to go on (below 0: back) from where the group is, or an offset for each queue that
-        is to be moved. A queue without progress is left out of a move by a number.
+        `to` is a time (the first message that was stored then or later), "first", "last", a number
+        of messages to move forward (negative: back), or an offset for each queue to change. A move
+        by a number skips queues without an offset.
         """
         name = self.session.with_namespace(topic)
         ends = await self._ends(name)
@@ -53,7 +54,7 @@ class OffsetAdmin(GroupAdmin):
             last = {queue: end.max_offset for queue, end in ends.items()}
             return await self._plan(group, topic, last, at_ms=LAST_MS)
         if isinstance(to, datetime):
-            at_ms = moment_ms(to)
+            at_ms = timestamp_ms(to)
             queues = sorted(ends)
             view = QueueView(self)
             found = await self.for_each(queues, lambda queue: view.offset_at(queue, at_ms))
@@ -61,10 +62,10 @@ class OffsetAdmin(GroupAdmin):
             return await self._plan(group, topic, then, at_ms=at_ms)
         if isinstance(to, bool) or not isinstance(to, int):
             raise InvalidParameter(
-                f"no offsets follow from {to!r}",
-                hint='give a datetime, "first", "last", a number of messages, or offsets by queue',
+                f"{to!r} is not a target of a reset",
+                hint='pass a datetime, "first", "last", a number of messages, or offsets by queue',
             )
-        old = await self._standing(group, sorted(ends))
+        old = await self._committed_offsets(group, sorted(ends))
         moved = {
             queue: min(max(at + to, ends[queue].min_offset), ends[queue].max_offset)
             for queue, at in old.items()
@@ -73,19 +74,19 @@ class OffsetAdmin(GroupAdmin):
         return await self._plan(group, topic, moved)
 
     async def plan_clone(self, source: str, group: str, topic: str) -> ResetPlan:
-        """What giving a group the progress of the group `source` would do; changes nothing."""
+        """The changes if a group gets the offsets of the group `source`; changes nothing yet."""
         queues = sorted(await self._ends(self.session.with_namespace(topic)))
-        standing = await self._standing(source, queues)
-        targets = {queue: offset for queue, offset in standing.items() if offset is not None}
+        committed = await self._committed_offsets(source, queues)
+        targets = {queue: offset for queue, offset in committed.items() if offset is not None}
         if not targets:
             raise InvalidParameter(
-                f"the group {source!r} has no progress in the topic {topic!r}",
+                f"the group {source!r} has no offsets in the topic {topic!r}",
                 hint="check the names of group and topic; topics_of_group() lists its topics",
             )
         return await self._plan(group, topic, targets)
 
     async def apply_reset(self, plan: ResetPlan) -> ResetResult:
-        """Carry a plan out. Raises if nothing of it could be done; the result tells what was."""
+        """Execute a plan. Raises if all of it failed; the result contains partial failures."""
         outcomes = [
             await self._apply_at(name, plan)
             for name in sorted({move.queue.broker_name for move in plan.moves})
@@ -103,13 +104,13 @@ class OffsetAdmin(GroupAdmin):
         )
 
     async def clone_offsets(self, source: str, group: str, topic: str) -> ResetResult:
-        """Give a group the progress of the group `source`."""
+        """Give a group the offsets of the group `source`."""
         return await self.apply_reset(await self.plan_clone(source, group, topic))
 
     # --- planning
 
     async def _ends(self, name: str) -> dict[MessageQueue, TopicOffset]:
-        """Both ends of all queues; all brokers that have the topic must answer."""
+        """The first and last offset of all queues; all brokers of the topic must respond."""
         masters = await self.masters()
         known = await self._settings_at(masters, name)
         if not known:
@@ -126,7 +127,7 @@ class OffsetAdmin(GroupAdmin):
             ends |= {q: end for q, end in table.items() if q.queue_id < config.read_queue_nums}
         return ends
 
-    async def _standing(
+    async def _committed_offsets(
         self, group: str, queues: Iterable[MessageQueue]
     ) -> dict[MessageQueue, int | None]:
         brokers = {broker.name: broker for broker in await self.masters()}
@@ -140,10 +141,10 @@ class OffsetAdmin(GroupAdmin):
     async def _plan(
         self, group: str, topic: str, targets: Mapping[MessageQueue, int], at_ms: int | None = None
     ) -> ResetPlan:
-        standing = await self._standing(group, sorted(targets))
+        committed = await self._committed_offsets(group, sorted(targets))
         moves = tuple(
             QueueMove(self.bare_queue(queue), old, targets[queue])
-            for queue, old in standing.items()
+            for queue, old in committed.items()
         )
         return ResetPlan(group, topic, moves, at_ms)
 
@@ -162,8 +163,8 @@ class OffsetAdmin(GroupAdmin):
                 )
             if not end.min_offset <= offset <= end.max_offset:
                 raise InvalidParameter(
-                    f"{where} holds the offsets {end.min_offset} to {end.max_offset}, not {offset}",
-                    hint="give an offset in this range",
+                    f"{where} has the offsets {end.min_offset} to {end.max_offset}, not {offset}",
+                    hint="choose an offset in this range",
                 )
 
     # --- applying
@@ -175,7 +176,7 @@ class OffsetAdmin(GroupAdmin):
             broker = await self.broker(broker_name)
             is_live = await self._is_live(broker, group)
             if is_live and not await self._moves_consumers(broker):
-                done = await self._reset_by_moment(broker, group, plan, moves)
+                done = await self._reset_by_time(broker, group, plan, moves)
                 return _Outcome(broker_name, True, done)
         except PenstockError as error:
             return _Outcome(broker_name, False, [], [(move, error) for move in moves])
@@ -193,20 +194,20 @@ class OffsetAdmin(GroupAdmin):
         table = found.items[0][1]
         if table is not None and table.message_model == _BROADCASTING and table.connection_set:
             raise Refused(
-                f"the consumers of {group} at {broker.name} broadcast: each keeps its own progress",
-                hint="start them at another place instead",
+                f"the consumers of {group} at {broker.name} broadcast: each keeps its own offsets",
+                hint="start them with another start_at instead",
             )
         return table is not None and bool(table.connection_set)
 
     async def _moves_consumers(self, broker: BrokerAddress) -> bool:
-        """Whether the broker itself resets, or has its consumers do it."""
+        """Whether the broker resets the offsets; if not, its consumers do."""
         answer = await self.ask(broker.address, RequestCode.GET_BROKER_CONFIG)
         return parse_properties(answer.body).get("useServerSideResetOffset") == "true"
 
     async def _move(
         self, broker: BrokerAddress, group: str, move: QueueMove, *, is_live: bool
     ) -> QueueMove:
-        """Move one queue; the group may have gone on since the plan was made."""
+        """Change the offset of one queue; it may have changed since the plan was made."""
         queue = self.full_queue(move.queue)
         old = await self._committed(broker, group, queue)
         if not is_live:
@@ -219,20 +220,20 @@ class OffsetAdmin(GroupAdmin):
             await self.ask(broker.address, RequestCode.UPDATE_CONSUMER_OFFSET, fields)
             if await self._committed(broker, group, queue) == move.new:
                 return QueueMove(move.queue, old, move.new)
-        # Also where a reset before this one still waits for a consumer: it would win.
+        # Also if an earlier reset still waits for a consumer: it would replace the stored offset.
         fields = _reset_fields(group, queue.topic, FIRST_MS)
         fields |= {"queueId": str(queue.queue_id), "offset": str(move.new)}
         await self.ask(broker.address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields)
         return QueueMove(move.queue, old, move.new)
 
-    async def _reset_by_moment(
+    async def _reset_by_time(
         self, broker: BrokerAddress, group: str, plan: ResetPlan, moves: list[QueueMove]
     ) -> list[QueueMove]:
         if plan.at_ms is None:
             raise Refused(
-                f"{broker.name} ({broker.address}) leaves a reset to its connected consumers, and "
-                "these can only go to a moment",
-                hint="stop the consumers first, plan a moment, or set useServerSideResetOffset",
+                f"{broker.name} ({broker.address}) leaves a reset to its connected consumers, "
+                "which can only reset to a time",
+                hint="stop the consumers first, reset to a time, or set useServerSideResetOffset",
             )
         topic = self.session.with_namespace(plan.topic)
         old = {move.queue: move.old for move in moves}
@@ -247,7 +248,7 @@ class OffsetAdmin(GroupAdmin):
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What was done at one broker."""
+    """The result at one broker."""
 
     broker_name: str
     is_live: bool

@@ -35,7 +35,7 @@ from penstock.wire.codes import (
 )
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
-"""Where NameServers keep which queues an ordered topic has."""
+"""The KV namespace with the queues of ordered topics."""
 PAGE_TOPICS = 2_000
 PAGES_MAX = 1_000
 ROUTE_POLL_MS = 50
@@ -52,7 +52,7 @@ class TopicAdmin(KeyValueAdmin):
     """The part of `AsyncAdmin` about topics."""
 
     async def topic_names(self) -> list[str]:
-        """The names of all topics that the NameServers know, of our namespace if we have one."""
+        """The names of all registered topics, of the client's namespace if it has one."""
         answer = await self.ask_nameserver(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         names = fastjson.decode(answer.body, TopicList).topic_list
         return sorted(self.session.without_namespace(name) for name in names if self.is_ours(name))
@@ -76,7 +76,7 @@ class TopicAdmin(KeyValueAdmin):
         return [info for info in infos if kind in (None, info.kind)]
 
     async def route(self, topic: str) -> Route:
-        """The queues of a topic and the brokers that hold them, asked for now; raises NoRoute."""
+        """The current route of a topic; raises NoRoute."""
         name = self.session.with_namespace(topic)
         route = await self.session.find_route(name)
         if route is None:
@@ -98,15 +98,15 @@ class TopicAdmin(KeyValueAdmin):
     ) -> TopicInfo:
         """Create a topic on all masters, those of a cluster, or these brokers; or change it there.
 
-        What is not given is RocketMQ's default (8 queues, `rw`) where the topic is new, and stays
-        as it is elsewhere. `queues` is both, read and write queues. `attributes` are RocketMQ's
-        (`message.type`: NORMAL, FIFO, DELAY, TRANSACTION, PRIORITY, MIXED); None takes one away.
-        Returns when the NameServers know the topic.
+        A setting that is not given gets RocketMQ's default (8 queues, `rw`) for a new topic, and is
+        kept otherwise. `queues` sets read and write queues. `attributes` are RocketMQ's
+        (`message.type`: NORMAL, FIFO, DELAY, TRANSACTION, PRIORITY, MIXED); None removes one.
+        Returns when the topic is registered at the NameServers.
         """
         name = self.session.with_namespace(topic)
         fault = topic_fault(name)
         if fault is not None:
-            raise InvalidParameter(f"no topic can be called {topic[:80]!r}: {fault}")
+            raise InvalidParameter(f"{topic[:80]!r} is not a valid topic name: {fault}")
         masters = await self.masters(cluster, brokers)
         known = await self._settings_at(masters, name)
         settings = {}
@@ -126,7 +126,7 @@ class TopicAdmin(KeyValueAdmin):
             fields = _create_fields(name, wanted, shape, attributes or {})
             requests.append((master, RequestCode.UPDATE_AND_CREATE_TOPIC, fields, b""))
         limited = bool(brokers or cluster)
-        if order is False:  # first: a broker that still finds its queues there keeps the order
+        if order is False:  # first: a broker keeps the order while its queues are registered there
             await self._order_queues(name, dict.fromkeys(settings, 0), keep_others=limited)
         await self.change_each(requests)
         if order:
@@ -146,7 +146,7 @@ class TopicAdmin(KeyValueAdmin):
         order: bool | None = None,
         attributes: Mapping[str, str | None] | None = None,
     ) -> TopicInfo:
-        """Change what is given, on all brokers that have the topic; raises NoRoute."""
+        """Change the given settings on all brokers that have the topic; raises NoRoute."""
         name = self.session.with_namespace(topic)
         masters = await self.masters()
         known = await self._settings_at(masters, name)
@@ -200,7 +200,7 @@ class TopicAdmin(KeyValueAdmin):
         )
 
     async def groups_of_topic(self, topic: str) -> list[str]:
-        """The groups that subscribe to a topic or have progress in it."""
+        """The groups that subscribe to a topic or have offsets in it."""
         name = self.session.with_namespace(topic)
         found = await self.ask_each(
             await self.masters(), RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": name}
@@ -214,9 +214,9 @@ class TopicAdmin(KeyValueAdmin):
         return sorted(groups)
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> list[str]:
-        """Delete a topic with its messages, from brokers and NameServers; where it was.
+        """Delete a topic with its messages from brokers and NameServers; the names of its brokers.
 
-        Raises NoRoute if nobody has it. A broker that is away keeps it, and brings it back.
+        Raises NoRoute if it does not exist. A broker that is down keeps it and registers it again.
         """
         name = self.session.with_namespace(topic)
         masters = await self.masters(cluster)
@@ -245,7 +245,7 @@ class TopicAdmin(KeyValueAdmin):
     async def _settings_at(
         self, brokers: Sequence[BrokerAddress], name: str
     ) -> dict[str, TopicConfig]:
-        """The topic on each of these brokers that has it; all of them must answer."""
+        """The topic on each of these brokers that has it; all of them must respond."""
         found = await self.for_each(brokers, lambda broker: self._settings_of(broker, name))
         return {
             broker.name: config
@@ -273,25 +273,25 @@ class TopicAdmin(KeyValueAdmin):
     async def _order_queues(
         self, name: str, counts: Mapping[str, int], *, keep_others: bool
     ) -> None:
-        """Tell the NameServers which queues the topic has for ever, whichever brokers are up.
+        """Register the queues of an ordered topic, which do not depend on the brokers that are up.
 
-        A broker with 0 of them, and, unless they are kept, brokers that are not named, have none.
+        A broker with a count of 0 is removed; so are brokers without a count unless `keep_others`.
         """
         old = await self.kv(ORDER_NAMESPACE, name)
-        told: dict[str, str] = {}
+        registered: dict[str, str] = {}
         for piece in (old or "").split(";") if keep_others else ():
             broker, colon, count = piece.partition(":")
             if colon:
-                told[broker] = count
-        told |= {broker: str(count) for broker, count in counts.items()}
-        text = ";".join(f"{broker}:{count}" for broker, count in told.items() if count != "0")
+                registered[broker] = count
+        registered |= {broker: str(count) for broker, count in counts.items()}
+        text = ";".join(f"{broker}:{count}" for broker, count in registered.items() if count != "0")
         if text:
             await self.put_kv(ORDER_NAMESPACE, name, text)
         elif old is not None:
             await self.delete_kv(ORDER_NAMESPACE, name)
 
     async def _await_route(self, name: str, masters: Iterable[BrokerAddress]) -> None:
-        """Wait until producers find the topic: brokers tell the NameServers on their own."""
+        """Wait until the topic is registered at the NameServers, which the brokers do."""
         wanted = {broker.name for broker in masters}
         clock = self.session.clock
         deadline_ms = clock.now_ms() + self.session.options.timeout_ms
@@ -303,7 +303,7 @@ class TopicAdmin(KeyValueAdmin):
 
 
 def kind_of(name: str, own_names: Iterable[str] = ()) -> TopicKind:
-    """Whose topic this is; `own_names` are those of clusters and brokers."""
+    """The kind of a topic; `own_names` are the names of clusters and brokers."""
     if name.startswith(RETRY_TOPIC_PREFIX):
         return TopicKind.RETRY
     if name.startswith(DLQ_TOPIC_PREFIX):
@@ -321,7 +321,7 @@ async def read_pages(
     noun: str,
     entries_of: Callable[[B], tuple[Mapping[str, T], DataVersion]],
 ) -> dict[str, T]:
-    """A large table of a broker's, page by page; from the start again when it changes."""
+    """A table of a broker, read page by page; starts again if it changes."""
     found: dict[str, T] = {}
     version: DataVersion | None = None
     for _ in range(PAGES_MAX):
@@ -364,7 +364,7 @@ def _perm(perm: str | int) -> int:
     if isinstance(perm, int):
         return perm
     if perm not in _PERMS:
-        raise InvalidParameter(f"{perm!r} is no permission", hint="give rw, r, w or -")
+        raise InvalidParameter(f"{perm!r} is not a permission", hint="use rw, r, w or -")
     return _PERMS[perm]
 
 

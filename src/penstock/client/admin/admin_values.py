@@ -1,6 +1,6 @@
-"""What `AsyncAdmin` answers: frozen values. What nobody knows is None, never 0.
+"""The results of `AsyncAdmin`: frozen values. An unknown value is None, never 0.
 
-Times are milliseconds since 1970 by the servers' clocks, names are without the client's namespace.
+Times are milliseconds since 1970 by the servers' clocks. Names are without the client's namespace.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import MASTER_ID, PERM_READ, PERM_WRITE
 
 MESSAGE_TYPE = "message.type"
-"""The attribute that says which messages a topic takes."""
+"""The attribute with the type of messages that a topic accepts."""
 
 
 # --- brokers -------------------------------------------------------------------------------------
@@ -22,7 +22,7 @@ MESSAGE_TYPE = "message.type"
 
 @dataclass(frozen=True, slots=True, order=True)
 class BrokerAddress:
-    """A broker that the NameServers know; several of one name are a master and its replicas."""
+    """A registered broker. Brokers with the same name are a master and its replicas."""
 
     cluster: str
     name: str
@@ -35,8 +35,8 @@ class BrokerAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerFigures:
-    """A broker's own figures, as far as it tells them."""
+class BrokerRuntimeInfo:
+    """The runtime information of a broker. A value that it does not report is None."""
 
     version: str | None
     penstock_version: str | None
@@ -48,26 +48,34 @@ class BrokerFigures:
     put_yesterday: int | None
     get_yesterday: int | None
     disk_used: float | None
-    """Share of the log's disk that is used, 0 to 1."""
+    """The used share of the CommitLog's disk, 0 to 1."""
     log_begin: int | None
     log_end: int | None
     earliest_ms: int | None
     raw: Mapping[str, str]
-    """Everything that was told, in RocketMQ's names."""
+    """All reported values, by RocketMQ's names."""
+
+
+BrokerFigures = BrokerRuntimeInfo  # the name before 0.1.0 was released
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerState:
-    """A broker and how it does; `problem` says why there are no figures."""
+    """A broker and its runtime information, or the error that occurred when it was queried."""
 
     broker: BrokerAddress
-    figures: BrokerFigures | None
+    runtime_info: BrokerRuntimeInfo | None
     problem: PenstockError | None = None
+
+    @property
+    def figures(self) -> BrokerRuntimeInfo | None:
+        """The name of `runtime_info` before 0.1.0 was released."""
+        return self.runtime_info
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """All brokers of all clusters that the NameServers know."""
+    """All registered brokers of all clusters."""
 
     nameservers: tuple[str, ...]
     brokers: tuple[BrokerState, ...]
@@ -81,7 +89,7 @@ class ClusterState:
 
 
 class TopicKind(StrEnum):
-    """Whose a topic is."""
+    """Whether a topic is an application's, a retry or dead letter topic, or RocketMQ's own."""
 
     NORMAL = "normal"
     RETRY = "retry"
@@ -91,7 +99,7 @@ class TopicKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """A topic on one broker."""
+    """The settings of a topic on one broker."""
 
     read_queues: int
     write_queues: int
@@ -107,7 +115,7 @@ class TopicSettings:
 
     @property
     def message_type(self) -> str:
-        """NORMAL, FIFO, DELAY, TRANSACTION or MIXED; UNSPECIFIED where nobody said."""
+        """NORMAL, FIFO, DELAY, TRANSACTION or MIXED; UNSPECIFIED if it is not set."""
         return self.attributes.get(MESSAGE_TYPE, "UNSPECIFIED")
 
 
@@ -122,7 +130,7 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """The ends of a queue: `max_offset` is the next to be written."""
+    """The offsets of a queue. `max_offset` is the offset of the next message."""
 
     queue: MessageQueue
     min_offset: int
@@ -136,11 +144,11 @@ class QueueState:
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic in full. Queues of `unreachable` brokers are missing."""
+    """The details of a topic, without the queues of `unreachable` brokers."""
 
     topic: TopicInfo
     addresses: Mapping[str, Mapping[int, str]]
-    """Broker name → broker id → address, as clients are told."""
+    """Broker name → broker id → address, as in the route."""
     queues: tuple[QueueState, ...]
     groups: tuple[str, ...]
     put_tps: float | None
@@ -152,7 +160,7 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """A consumer group on one broker."""
+    """The settings of a consumer group on one broker."""
 
     consume_enabled: bool
     broadcast_enabled: bool
@@ -169,7 +177,7 @@ class GroupSettings:
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """A group and the brokers that know it."""
+    """A group and the brokers that have it."""
 
     name: str
     is_system: bool
@@ -190,7 +198,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GroupMembers:
-    """Who is connected for a group, as the brokers see it; nobody leaves the rest None."""
+    """The connected members of a group, as the brokers report them.
+
+    Without members the other values are None.
+    """
 
     group: str
     members: tuple[Member, ...]
@@ -204,27 +215,27 @@ class GroupMembers:
 
 @dataclass(frozen=True, slots=True)
 class QueueProgress:
-    """How far a group is in a queue; `committed` is None where it has never said."""
+    """The progress of a group in a queue. `committed` is None if it never committed an offset."""
 
     queue: MessageQueue
     max_offset: int
     committed: int | None
     pulled: int | None
     lag_ms: int | None
-    """Age of the oldest message that is still to be consumed."""
+    """The age of the oldest message that is not consumed yet."""
     consumed_ms: int | None
-    """When the last consumed message was stored."""
+    """The store time of the last consumed message."""
     client_id: str | None = None
 
     @property
     def lag(self) -> int | None:
-        """Messages still to be consumed."""
+        """The number of messages that are not consumed yet."""
         return None if self.committed is None else max(self.max_offset - self.committed, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupProgress:
-    """How far a group is; queues of `unreachable` brokers are missing."""
+    """The progress of a group, without the queues of `unreachable` brokers."""
 
     group: str
     queues: tuple[QueueProgress, ...]
@@ -233,14 +244,14 @@ class GroupProgress:
 
     @property
     def lag(self) -> int | None:
-        """Messages still to be consumed; None if that is unknown of any queue."""
+        """The number of messages that are not consumed yet; None if any queue's is unknown."""
         lags = [queue.lag for queue in self.queues]
         known = [lag for lag in lags if lag is not None]
         return None if self.unreachable or len(known) < len(lags) else sum(known)
 
     @property
     def lag_ms(self) -> int | None:
-        """Age of the oldest message that is still to be consumed."""
+        """The age of the oldest message that is not consumed yet."""
         ages = [queue.lag_ms for queue in self.queues]
         known = [age for age in ages if age is not None]
         return None if self.unreachable or len(known) < len(ages) else max(known, default=0)
@@ -251,7 +262,7 @@ class GroupProgress:
 
 @dataclass(frozen=True, slots=True)
 class QueueMove:
-    """A group's progress in one queue, before and after."""
+    """The old and the new offset of a group in one queue."""
 
     queue: MessageQueue
     old: int | None
@@ -259,42 +270,42 @@ class QueueMove:
 
     @property
     def skipped(self) -> int | None:
-        """Messages that will not be consumed; less than 0: so many will be consumed again."""
+        """The number of messages that will be skipped; negative if they will be consumed again."""
         return None if self.old is None else self.new - self.old
 
 
 @dataclass(frozen=True, slots=True)
 class ResetPlan:
-    """What `apply_reset` will do. Nothing was changed yet."""
+    """The changes that `apply_reset` will make."""
 
     group: str
     topic: str
     moves: tuple[QueueMove, ...]
     at_ms: int | None = None
-    """The moment that was asked for, where it was one: 0 the first message, -1 the last."""
+    """The requested time, if any; 0 for the first message, -1 for the last."""
 
     @property
     def skipped(self) -> int:
-        """Messages that will not be consumed."""
+        """The number of messages that will be skipped."""
         return sum(max(move.skipped or 0, 0) for move in self.moves)
 
     @property
     def repeated(self) -> int:
-        """Messages that will be consumed again."""
+        """The number of messages that will be consumed again."""
         return sum(max(-(move.skipped or 0), 0) for move in self.moves)
 
 
 @dataclass(frozen=True, slots=True)
 class ResetResult:
-    """What took effect.
+    """The changes that were made.
 
-    `undo` is the plan that goes back; queues without progress before are not in it: progress can't
-    be taken away. `failed` has the moves that were not made, each with its reason.
+    `undo` is the plan that restores the old offsets. It lacks queues that had none, because an
+    offset can't be removed. `failed` has the moves that failed, each with its error.
     """
 
     moves: tuple[QueueMove, ...]
     live: tuple[str, ...]
-    """Brokers at which consumers are connected: these move with their next pull."""
+    """Brokers with connected consumers, which continue at the new offset with their next pull."""
     failed: tuple[tuple[QueueMove, PenstockError], ...]
     undo: ResetPlan
 
@@ -304,28 +315,28 @@ class ResetResult:
 
 @dataclass(frozen=True, slots=True)
 class MessagePage:
-    """Messages by time; `resume`, where there are more, continues behind them."""
+    """Messages by store time. If there are more, `resume` gets the next page."""
 
     messages: tuple[ReceivedMessage, ...]
     resume: Mapping[MessageQueue, int] | None
 
 
 class TrackState(StrEnum):
-    """What became of a message in a group."""
+    """Whether a group has consumed a message."""
 
     CONSUMED = "consumed"
     FILTERED = "filtered"
-    """The group is past it, and its subscription does not want it."""
+    """The group is past it, and its subscription does not match it."""
     PENDING = "pending"
     BROADCAST = "broadcast"
-    """Each client keeps its own progress: brokers do not know."""
+    """Each client keeps its own offsets, so brokers do not know."""
     UNKNOWN = "unknown"
-    """The group has no progress there."""
+    """The group has no offset in the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """What became of a message in a group."""
+    """The state of a message in a group."""
 
     group: str
     state: TrackState
@@ -334,7 +345,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class DirectResult:
-    """What a consumer said when it was given a message by hand."""
+    """The result of consuming a message directly."""
 
     client_id: str
     result: str

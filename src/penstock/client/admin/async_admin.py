@@ -1,4 +1,4 @@
-"""`AsyncAdmin`: look into a RocketMQ or Penstock cluster, and change it.
+"""`AsyncAdmin`: inspect and change a RocketMQ or Penstock cluster.
 
 async with AsyncAdmin("localhost:9876") as admin:
     await admin.create_topic("orders", queues=8)
@@ -14,6 +14,7 @@ from penstock.client.admin.admin_offsets import OffsetAdmin, ResetTo
 from penstock.client.admin.admin_values import (
     BrokerAddress,
     BrokerFigures,
+    BrokerRuntimeInfo,
     BrokerState,
     ClusterState,
     DirectResult,
@@ -40,6 +41,7 @@ __all__ = [
     "AsyncAdmin",
     "BrokerAddress",
     "BrokerFigures",
+    "BrokerRuntimeInfo",
     "BrokerState",
     "ClusterState",
     "DirectResult",
@@ -68,5 +70,5 @@ __all__ = [
 class AsyncAdmin(OffsetAdmin, MessageAdmin, ClusterAdmin):
     """Topics, groups, progress, messages, brokers and NameServers of a cluster.
 
-    Reading goes on without brokers that can't be reached: answers name these, or the log does.
+    Queries skip brokers that can't be reached; the result or the log names them.
     """

@@ -238,7 +238,7 @@ class Rebalancer:
         except PenstockError as error:
             known = self.allocations.get(topic)
             if known is None or known.problem != str(error):
-                # The broker creates the retry topic after the first heartbeat: that takes a moment.
+                # The broker creates the retry topic only after the first heartbeat.
                 level = logging.INFO if topic.startswith(RETRY_TOPIC_PREFIX) else logging.WARNING
                 log.log(level, "%s: cannot rebalance topic %s: %s", self._group, topic, error)
             self._set_allocation(topic, queues, clients, str(error))
@@ -253,7 +253,7 @@ class Rebalancer:
             wanted = set(given)
         except Exception as error:  # usually raised by the application's strategy
             log.exception("%s: the strategy failed", self._group)
-            raise Refused(f"the strategy failed: {error!r}") from error
+            raise Refused(f"the strategy failed: {type(error).__name__}: {error}") from error
         unknown = sorted(map(str, wanted.difference(queues)))
         if unknown:
             raise Refused(f"the strategy returned unknown queues: {', '.join(unknown[:3])}")

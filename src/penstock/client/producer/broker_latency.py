@@ -180,7 +180,7 @@ class BrokerFaults:
         session.spawn(self._refresh_routes(session))
 
     async def _refresh_routes(self, session: Session) -> None:
-        """Routes may lack the broker; it may take a moment until the NameServers have it."""
+        """Routes may lack the broker; its registration may take some time."""
         await session.refresh()
         await pause(self._clock, PROBE_EVERY_MS)
         await session.refresh()

@@ -59,7 +59,7 @@ class InFlightCounter:
         self.count_max: int = count_max
         self.bytes_max: int = bytes_max
         self.flush_group: FlushGroup = FlushGroup()  # of new sends, until the next flush
-        self.has_waiters: bool = False  # somebody waits for the count to drop
+        self.has_waiters: bool = False  # a send waits for the count to drop
 
     def add(self, length: _int) -> FlushGroup:
         """Count one more; raises TooMuchInFlight at a limit."""

@@ -266,7 +266,7 @@ class Sender(FastPath):
                 futures.append(future)
             return await _outcomes(batches, futures, len(messages))
         finally:
-            for future in futures:  # after a failure: of those that nobody awaits any more
+            for future in futures:  # after a failure: their results are no longer awaited
                 if not future.cancel() and not future.cancelled():
                     future.exception()
 

@@ -1,6 +1,6 @@
 """The base of synchronous clients: an asyncio client on the event loop of `loop_thread`.
 
-**Fork.** In a child process a client that only sends or queries is created anew with the same
+**Fork.** In a child process a client that only sends or queries is created again with the same
 options on its first use. A client with handlers raises ClientForked: two processes must not be the
 same member of a group.
 """

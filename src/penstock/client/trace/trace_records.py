@@ -6,9 +6,9 @@
     EndTransaction  ts region group topic id tags keys store-host kind transaction state from-check
     Recall          ts region group topic id success
 
-Fields are separated by 0x01, records end with 0x02; what is missing reads `null`. Older clients
-leave out the last fields of some; newer ones may add more. Lines that can't be read are passed
-over: anybody may write to the topic.
+Fields are separated by 0x01, records end with 0x02; a missing value is `null`. Older clients omit
+the last fields of some records, newer ones may add more. Malformed records are skipped: any client
+may write to the topic.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _REPLACED: Final = str.maketrans({FIELD: " ", RECORD: " "})
 
 
 class MessageKind(IntEnum):
-    """What sort of message was sent, by RocketMQ's numbers."""
+    """The type of a message, by RocketMQ's numbers."""
 
     NORMAL = 0
     HALF = 1
@@ -33,7 +33,7 @@ class MessageKind(IntEnum):
 
 
 class ConsumeCode(IntEnum):
-    """How handling ended, by RocketMQ's numbers (ConsumeReturnType)."""
+    """The result of a handler, by RocketMQ's numbers (ConsumeReturnType)."""
 
     SUCCESS = 0
     TIMEOUT = 1
@@ -44,7 +44,7 @@ class ConsumeCode(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRecord:
-    """One line of a trace; which attributes it has depends on its `type`."""
+    """One trace record. Its attributes depend on its `type`."""
 
     type: str
     message_id: str
@@ -100,7 +100,7 @@ def _text(field: object) -> str:
 
 
 def _pub(words: list[str]) -> TraceRecord:
-    with_offset = len(words) > 12  # older clients know no offset id
+    with_offset = len(words) > 12  # older clients have no offset id
     return TraceRecord(
         type="Pub",
         time_ms=int(words[0]),

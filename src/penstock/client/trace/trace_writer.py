@@ -1,8 +1,8 @@
-"""Message traces on demand: who sent, consumed, committed or recalled what, as RocketMQ has it.
+"""Message traces, as RocketMQ's: records of sent, consumed, committed and recalled messages.
 
-Some records at a time (trace_records.py) are the body of a message to the trace topic, with the ids
-and keys of the traced messages as its keys: by these it is found. Tracing never holds up the work
-that it describes: records that find no room are dropped and counted.
+Several records (trace_records.py) are the body of a message to the trace topic. Its keys are the
+ids and keys of the traced messages, so that it can be queried by them. Tracing never delays the
+client: records beyond the limit are dropped and counted.
 """
 
 import asyncio
@@ -42,20 +42,20 @@ __all__ = ["ConsumeCode", "ConsumeTrace", "MessageKind", "TraceRecord", "Tracer"
 log = logging.getLogger(__name__)
 
 WAITING_MAX: Final = 2_048
-"""Records that wait to be sent; more are dropped. RocketMQ's figure, as are the next two."""
+"""Records that wait to be sent; more are dropped. RocketMQ's value, as are the next two."""
 FLUSH_AT: Final = 20
 FLUSH_MS: Final = 5_000
 BODY_BYTES_MAX: Final = 128_000
 KEYS_CHARS_MAX: Final = 8 * 1024
-"""Keys of one message: they are properties, of which there are 32 KiB at most."""
+"""Keys of one message: they are properties, which are limited to 32 KiB."""
 CLOSE_MS: Final = 5_000
 
 SendTrace: TypeAlias = Callable[[Message], Awaitable[object]]
-"""Sends one message of traces, untraced, by a plain producer of the same session."""
+"""Sends a message with traces, which is not traced, by a producer of the same session."""
 
 
 class ConsumeTrace(NamedTuple):
-    """What `consuming` hands out for `consumed`."""
+    """The traced messages of one handler call: `consuming` returns it, `consumed` takes it."""
 
     request_id: str
     began_ms: int
@@ -71,7 +71,7 @@ class _EncodedRecord(NamedTuple):
 
 
 class Tracer:
-    """Writes the traces of one producer or consumer; only flush and close take time."""
+    """Writes the traces of one producer or consumer."""
 
     def __init__(self, session: Session, group: str, send: SendTrace, trace_topic: str) -> None:
         self._clock = session.clock
@@ -93,7 +93,7 @@ class Tracer:
             counter=random.getrandbits(16),
         )
 
-    # --- what is traced
+    # --- traced events
 
     def sent(
         self,
@@ -108,9 +108,9 @@ class Tracer:
     ) -> None:
         """A message was acknowledged (any status) by the broker at `address`.
 
-        `born_ms` is the session clock's `now_ms` at the first attempt; `trace_on` is False where
-        the broker's answer has TRACE_ON=false. `kind=None` is told from the message. Failed sends
-        leave no trace, as in Java. For a batch: once per message with its own receipt.
+        `born_ms` is the session clock's `now_ms` at the first attempt. `trace_on` is False if the
+        broker's response has TRACE_ON=false. With `kind=None` the kind follows from the message.
+        Failed sends are not traced, as in Java. For a batch: once per message, with its receipt.
         """
         if not trace_on or message.topic == self._topic:
             return
@@ -136,7 +136,7 @@ class Tracer:
         )
 
     def consuming(self, messages: Sequence["ReceivedMessage"]) -> ConsumeTrace | None:
-        """Messages of one topic go to the handler; None if none of them is to be traced."""
+        """The handler is called with messages of one topic; None if none of them is traced."""
         now_ms = self._clock.now_ms()
         request_id = self._ids.next(now_ms)
         traced: list[tuple[str, str | None]] = []
@@ -166,7 +166,7 @@ class Tracer:
         return ConsumeTrace(request_id, now_ms, len(messages), topic, tuple(traced))
 
     def consumed(self, token: ConsumeTrace | None, code: ConsumeCode) -> None:
-        """They come back from it; success is code SUCCESS."""
+        """The handler returned."""
         if token is None:
             return
         now_ms = self._clock.now_ms()
@@ -200,7 +200,7 @@ class Tracer:
         from_check: bool,
         region: str | None = None,
     ) -> None:
-        """A transaction's outcome was sent; `state` is COMMIT_MESSAGE, ROLLBACK_MESSAGE, UNKNOW."""
+        """A transaction was resolved; `state` is COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW."""
         self._add(
             topic,
             message_id,
@@ -223,7 +223,7 @@ class Tracer:
     def recalled(
         self, *, topic: str, message_id: str, success: bool, region: str | None = None
     ) -> None:
-        """A waiting message was called back."""
+        """A timer message was recalled."""
         self._add(
             topic,
             message_id,
@@ -237,21 +237,21 @@ class Tracer:
             success,
         )
 
-    # --- how it leaves
+    # --- sending
 
     async def flush(self) -> None:
-        """Send what waits and wait for the answers."""
+        """Send the waiting records and wait for the responses."""
         while self._waiting or self._worker is not None:
             self._start()
             assert self._worker is not None
             await asyncio.wait([self._worker])
 
     async def close(self) -> None:
-        """The same within a bounded time; before the session and the producer close."""
+        """Flush within a limited time; call it before the session and the producer close."""
         try:
             await finish_within(self._clock, CLOSE_MS, self.flush())
         except TimeoutError:
-            log.warning("%d trace records of %s are lost", len(self._waiting), self._group)
+            log.warning("lost %d trace records of group %s", len(self._waiting), self._group)
             self._waiting.clear()
         self._closed = True
         if self._alarm is not None:
@@ -262,7 +262,9 @@ class Tracer:
             return
         if len(self._waiting) >= WAITING_MAX:
             if self.dropped == 0:
-                log.warning("traces of %s come too fast to be sent: some are lost", self._group)
+                log.warning(
+                    "too many traces of group %s are waiting: dropping new ones", self._group
+                )
             self.dropped += 1
             return
         found_by = [message_id]
@@ -297,14 +299,19 @@ class Tracer:
             self._failing = False
         except PenstockError as error:
             if not self._failing:
-                log.warning("traces of %s can't be sent to %s: %s", self._group, self._topic, error)
+                log.warning(
+                    "cannot send traces of group %s to topic %s: %s",
+                    self._group,
+                    self._topic,
+                    error,
+                )
             self._failing = True
 
 
 def make_tracer(session: Session, group: str, send: SendTrace) -> Tracer | None:
-    """A tracer if the options of the session, which is started, ask for one.
+    """A tracer if the options of the started session enable traces.
 
-    `group` is as the application knows it.
+    `group` is without namespace.
     """
     topic = session.options.trace_topic
     return None if topic is None else Tracer(session, group, send, topic)
@@ -319,7 +326,7 @@ def _kind_of(message: Message) -> MessageKind:
 
 
 def _pack(lines: Sequence[_EncodedRecord]) -> Iterator[tuple[bytes, list[str]]]:
-    """Bodies and keys of messages: of one traced topic each, as RocketMQ's are, and not too big."""
+    """Bodies and keys of messages within the limits; of one traced topic each, as RocketMQ's."""
     by_topic: dict[str, list[_EncodedRecord]] = {}
     for line in lines:
         by_topic.setdefault(line.topic, []).append(line)

@@ -5,9 +5,10 @@
     config/timercheck   the checkpoint (and a copy, .bak)
 
 The checkpoint has RocketMQ's 56 bytes and behind them, in the same sector, Penstock's own fields:
-the position in the slot that is being delivered, and the precision. All of it describes one moment.
-It is written after the timer log and the wheel, and only when the CommitLog is durable up to where
-it ended at that moment. So a start finds at least everything that the checkpoint describes:
+the position in the slot that is being delivered, and the precision. All fields describe the same
+point in time. The checkpoint is written after the timer log and the wheel, and only when the
+CommitLog is durable up to its end at that time. So a start finds at least everything that the
+checkpoint describes:
 
 1. units behind the checkpoint's end are accepted while they are valid and their messages exist;
 2. slots that point behind the last accepted unit are moved back along their chains;
@@ -56,7 +57,7 @@ _REBUILDING: Final = 2
 
 
 class TimerProgress(NamedTuple):
-    """How far the timer is at one moment."""
+    """The state of the timer at one time."""
 
     read_ms: int = 0  # slots before are delivered
     log_end: int = 0  # of the timer log

@@ -1,4 +1,4 @@
-"""What Admin makes of answers, without servers: figures, versions, kinds, pages, plans."""
+"""Admin without servers: runtime information, versions, kinds, pages, plans."""
 
 import asyncio
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.client.admin.admin_browse import Pulled, Span, read_page
-from penstock.client.admin.admin_cluster import figures_of
+from penstock.client.admin.admin_cluster import read_runtime_info
 from penstock.client.admin.admin_core import AdminCore
 from penstock.client.admin.admin_follow import Follower
 from penstock.client.admin.admin_members import version_text
@@ -45,11 +45,11 @@ from tests.unit.client.consumer.consumer_kit import record
 BROKER = BrokerAddress("C", "broker-a", 0, "127.0.0.1:10911")
 
 
-# --- figures and names
+# --- runtime information and names
 
 
-def test_broker_figures_are_numbers_or_none() -> None:
-    figures = figures_of(
+def test_runtime_information_is_numbers_or_none() -> None:
+    info = read_runtime_info(
         {
             "putTps": "12.5 3.0 1.0",
             "getTransferredTps": "what 1 2",
@@ -61,14 +61,14 @@ def test_broker_figures_are_numbers_or_none() -> None:
             "brokerVersionDesc": "V5_4_0",
         }
     )
-    assert figures.put_tps == 12.5
-    assert figures.get_tps is None
-    assert figures.disk_used == 0.25
-    assert (figures.put_today, figures.put_yesterday) == (30, 40)
-    assert figures.get_today is None
-    assert figures.log_begin is None
-    assert figures.version == "V5_4_0"
-    assert figures.penstock_version is None
+    assert info.put_tps == 12.5
+    assert info.get_tps is None
+    assert info.disk_used == 0.25
+    assert (info.put_today, info.put_yesterday) == (30, 40)
+    assert info.get_today is None
+    assert info.log_begin is None
+    assert info.version == "V5_4_0"
+    assert info.penstock_version is None
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_refusal_ends_following() -> None:
 
 def test_partially_failed_change_tells_where_it_was_made() -> None:
     core = Core({"a": Response(), "b": NoPermission("b: not you")})
-    with pytest.raises(NoPermission, match="b: not you; done on a"):
+    with pytest.raises(NoPermission, match="b: not you; changed on a"):
         asyncio.run(core.tell_each([broker("a"), broker("b")], 17))
 
 
@@ -379,7 +379,7 @@ def test_create_tells_on_which_brokers_it_succeeded() -> None:
         (RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, Scripted.create_group),
     ):
         admin = Scripted({("a", code): NoPermission("a: not you")})
-        with pytest.raises(NoPermission, match="a: not you; done on b"):
+        with pytest.raises(NoPermission, match="a: not you; changed on b"):
             asyncio.run(make(admin, "new"))
         assert ("b", code) in admin.requests
 

@@ -95,7 +95,9 @@ def _complete_call(result: Result[_ThreadCall]) -> None:
     elif isinstance(result.error, Exception) and not isinstance(result.error, StopIteration):
         returned.set_exception(result.error)
     else:
-        returned.set_exception(RuntimeError(f"the handler raised {result.error!r}"))
+        returned.set_exception(
+            RuntimeError(f"the handler raised {type(result.error).__name__}: {result.error}")
+        )
 
 
 def no_handler_error(message: ReceivedMessage) -> ClientError:

@@ -4,7 +4,7 @@ Brokers lock queues for one client of a group, so only one member handles a queu
 disagree about the assignment. A lock is renewed every 20 s and considered valid for 30 s; brokers
 keep it for 60 s.
 
-A failed message suspends its queue for a moment and is handled again, with a local retry count,
+A failed message suspends its queue for a short time and is handled again, with a local retry count,
 until it is done or its retries are used up; then it goes to the dead letter topic.
 
 If another member has, or may have had, the lock of a queue, our messages of the queue are stale.

@@ -1,7 +1,6 @@
-"""The ceiling that Spark's Python Data Source API sets: a source of Arrow batches made beforehand.
+"""The upper limit of Spark's Python Data Source API: a source of prepared Arrow batches.
 
-It has the columns of ours and the same values over and over; a task does nothing but hand out the
-same batch. What our source takes longer than this one is our own doing.
+It has the columns of Penstock's source. A task only returns the same batch again and again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,21 +24,21 @@ BODY = b"x" * 128
 EPOCH_US = 1_790_000_000_000_000
 
 
-class ToySource(DataSource):
+class PreparedSource(DataSource):
     """`rows` rows in two partitions; as a stream, `rows` in each micro-batch."""
 
     @classmethod
     def name(cls) -> str:
-        return "toy"
+        return "prepared"
 
     def schema(self) -> StructType:
         return message_schema.spark_schema(message_schema.DEFAULT_COLUMNS)
 
-    def reader(self, schema: StructType) -> "ToyReader":
-        return ToyReader(int(self.options["rows"]))
+    def reader(self, schema: StructType) -> "PreparedReader":
+        return PreparedReader(int(self.options["rows"]))
 
-    def streamReader(self, schema: StructType) -> "ToyStreamReader":  # noqa: N802
-        return ToyStreamReader(int(self.options["rows"]))
+    def streamReader(self, schema: StructType) -> "PreparedStreamReader":  # noqa: N802
+        return PreparedStreamReader(int(self.options["rows"]))
 
 
 class Share(InputPartition):
@@ -61,7 +60,7 @@ def read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield batch.slice(0, left)
 
 
-class ToyReader(DataSourceReader):
+class PreparedReader(DataSourceReader):
     def __init__(self, rows: int) -> None:
         self._rows = rows
 
@@ -72,7 +71,7 @@ class ToyReader(DataSourceReader):
         return read(partition)
 
 
-class ToyStreamReader(DataSourceStreamReader):
+class PreparedStreamReader(DataSourceStreamReader):
     def __init__(self, rows: int) -> None:
         self._rows = rows
 
@@ -91,9 +90,9 @@ class ToyStreamReader(DataSourceStreamReader):
         return read(partition)
 
 
-@cache  # Spark's Python workers live on from task to task
+@cache  # Spark reuses its Python workers for several tasks
 def prebuilt(rows: int) -> pa.RecordBatch:
-    """So many messages as the benchmark sends them."""
+    """The given number of messages, as the benchmark sends them."""
     values = {
         "topic": ["Load"] * rows,
         "broker": ["broker-a"] * rows,
