@@ -47,7 +47,7 @@ def run_clean(
         loop.set_exception_handler(lambda _, context: complaints.append(context))
         runner.run(_checked(work))
         gc.collect()  # unreferenced objects now report what they leaked
-    assert not complaints, f"the event loop was told: {complaints}"
+    assert not complaints, f"the event loop's exception handler was called: {complaints}"
     left = {thread.name for thread in set(threading.enumerate()) - threads if thread.is_alive()}
     left = {name for name in left if not name.startswith(THREADS)}
     assert not left, f"threads stay: {left}"

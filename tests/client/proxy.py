@@ -36,7 +36,7 @@ class Proxy:
         self.delay_s = 0.0
         self.refusing = False
         self.cut_bytes_mean = 0
-        """After about so many bytes in either direction a connection is cut; 0: never."""
+        """Average number of bytes in either direction until a connection is cut; 0: never."""
         self.accepted = 0
         self.cuts = 0
         self._chance = chance or random.Random(1)

@@ -70,8 +70,8 @@ async def test_progress_without_a_committed_offset_is_none(env: Environment) -> 
 async def test_members_of_a_group_and_their_queues(env: Environment) -> None:
     topic, group = env.topic(queues=2), env.name("c")
     async with AsyncAdmin(env.nameservers) as admin:
-        nobody = await admin.members(group)
-        assert (nobody.members, nobody.subscriptions, nobody.model) == ((), (), None)
+        nothing = await admin.members(group)
+        assert (nothing.members, nothing.subscriptions, nothing.model) == ((), (), None)
         consumer = env.consumer(start_at="first")
         consumer.subscribe(topic, tags="a || b")
         inbox = Inbox()

@@ -72,7 +72,7 @@ import django
 django.setup()
 from examples import django_app
 from django.test import Client
-pid = os.fork()  # a server's worker: the producer opens itself anew
+pid = os.fork()  # a server's worker: the producer connects again
 answer = Client().post("/users/42")
 assert answer.status_code == 200, answer.content
 assert len(json.loads(answer.content)["message"]) == 32

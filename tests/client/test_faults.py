@@ -88,12 +88,12 @@ def _check_retry(error: BaseException) -> None:
 
 
 def report(
-    name: str, env: Environment, sender: ContinuousSender, inbox: Inbox, **figures: object
+    name: str, env: Environment, sender: ContinuousSender, inbox: Inbox, **details: object
 ) -> int:
     """Print the counts; returns how many messages were received more than once."""
     counts = Counter(inbox.bodies)
     twice = sum(count - 1 for count in counts.values())
-    more = "".join(f", {value} {key}" for key, value in figures.items())
+    more = "".join(f", {value} {key}" for key, value in details.items())
     print(
         f"\n{name} ({env.cluster.kind}): {sender.sent} sent,"
         f" {len(sender.acknowledged)} acknowledged,"
@@ -129,13 +129,13 @@ async def test_acknowledged_messages_survive_broker_kills(env: Environment) -> N
         await inbox.distinct(sender.acknowledged)
         unfinished = [state.in_work for state in consumer.queues()]
         assert max(unfinished) <= 1000
-        # What a dead broker had not noted as done comes again, and is noted then.
+        # Messages whose progress a dead broker had not saved are received and committed again.
         await eventually(
             lambda: env.progress(topic, group) >= len(sender.acknowledged), within_s=60
         )
     twice = report("broker killed -9", env, sender, inbox, kills=kills)
-    # Again comes what was sent again, and what a dead broker had not noted as done. It notes
-    # progress every 5 s, and here it is killed more often: so at most all it had by then.
+    # Received again: messages sent again by a retry, and those whose progress a dead broker had
+    # not saved. It saves every 5 s and is killed more often, so at most all it had by then.
     assert twice <= again_max
 
 

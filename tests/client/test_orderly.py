@@ -18,12 +18,12 @@ class Order:
     def __init__(self) -> None:
         self.inbox = Inbox()
         self.offsets: dict[MessageQueue, list[int]] = defaultdict(list)
-        self.holders: dict[MessageQueue, list[str]] = defaultdict(list)
+        self.owners: dict[MessageQueue, list[str]] = defaultdict(list)
         self.overlaps: list[MessageQueue] = []
         self._busy: set[MessageQueue] = set()
 
     @contextlib.contextmanager
-    def call(self, message: ReceivedMessage, who: str = "") -> Iterator[None]:
+    def call(self, message: ReceivedMessage, owner: str = "") -> Iterator[None]:
         if message.queue in self._busy:
             self.overlaps.append(message.queue)
         self._busy.add(message.queue)
@@ -32,7 +32,7 @@ class Order:
         finally:
             self._busy.discard(message.queue)
         self.offsets[message.queue].append(message.queue_offset)
-        self.holders[message.queue].append(who)
+        self.owners[message.queue].append(owner)
         self.inbox.add(message)
 
     def check(self) -> None:
@@ -162,11 +162,11 @@ async def test_a_queue_is_handed_over_without_overlap(env: Environment) -> None:
         await order.inbox.count(20)
         async with running(second):
             await feed(1)
-            await eventually(lambda: len({w[-1] for w in order.holders.values() if w}) == 2)
+            await eventually(lambda: len({w[-1] for w in order.owners.values() if w}) == 2)
             await order.inbox.count(400)
         await feed(2)
         await order.inbox.until(
             lambda: all(max(order.offsets[queue], default=-1) == 149 for queue in queues)
         )
     order.check()
-    assert {who for holders in order.holders.values() for who in holders} == {"first", "second"}
+    assert {owner for owners in order.owners.values() for owner in owners} == {"first", "second"}

@@ -74,7 +74,7 @@ async def test_offsets_are_committed_manually(env: Environment) -> None:
         await consumer.commit({queue: 4})
         assert env.committed(topic, group, "broker-a", 0) == 4
         assert await consumer.committed(queue) == 4
-    assert env.committed(topic, group, "broker-a", 0) == 4, "closing commits nothing by itself"
+    assert env.committed(topic, group, "broker-a", 0) == 4, "close commits nothing"
     async with make(env, auto_commit=False) as consumer:
         consumer.assign([queue])
         messages = await poll_all(consumer, 6)

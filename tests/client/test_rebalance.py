@@ -121,10 +121,10 @@ async def test_a_consumer_without_queues_logs_the_reason(
             await eventually(lambda: shared(consumers, topic, 1, idle=True))
             await producer.send(Message(topic, "x"))
             await inbox.count(1)
-            told = await eventually(
+            lines = await eventually(
                 lambda: [r.getMessage() for r in caplog.records if topic in r.getMessage()]
             )
-    assert any("2" in line and "1" in line for line in told), told
+    assert any("2" in line and "1" in line for line in lines), lines
 
 
 async def test_a_consumer_without_a_route_logs_the_reason(

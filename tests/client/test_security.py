@@ -67,13 +67,13 @@ async def test_signed_clients_may_send_and_consume(env: Environment, guarded: Cl
         await inbox.count(9)
 
 
-@pytest.mark.parametrize("who", [WRONG, {}], ids=["wrong", "nobody"])
+@pytest.mark.parametrize("credentials", [WRONG, {}], ids=["wrong", "unsigned"])
 async def test_unsigned_clients_are_refused(
-    env: Environment, guarded: Cluster, who: dict[str, str]
+    env: Environment, guarded: Cluster, credentials: dict[str, str]
 ) -> None:
     topic = env.name()
     _make_topic(guarded, topic)
-    producer = env.producer(nameservers=guarded.nameservers, retries=0, **who)
+    producer = env.producer(nameservers=guarded.nameservers, retries=0, **credentials)
     with pytest.raises(PenstockError) as caught:
         async with producer:
             await producer.send(Message(topic, "x"))

@@ -30,7 +30,7 @@ async def test_a_block_that_ends_normally_commits(env: Environment) -> None:
         message = Message(topic, "paid", tags="t", keys=["k"], properties={"a": "b"})
         async with producer.transaction(message) as tx:
             assert tx.receipt.message_id if hasattr(tx, "receipt") else True
-            assert env.stored(topic) == [], "nobody sees a half"
+            assert env.stored(topic) == [], "a half message is invisible"
         await _delivered(env, topic, ["paid"])
     (stored,) = env.stored(topic)
     assert (stored.tags, stored.keys, stored.properties["a"]) == ("t", ["k"], "b")

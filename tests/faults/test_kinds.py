@@ -230,4 +230,4 @@ def test_every_kind_of_message_survives_kill_9(tmp_path: Path, mode: str) -> Non
         if kind.rolled_back:
             sent = {n: s for n, s in history.sent.items() if n.startswith(f"{kind.name}-")}
             assert any(one.outcome == ROLLBACK for one in sent.values())
-    assert history.checks, "nobody was ever asked"
+    assert history.checks, "no transaction was checked"

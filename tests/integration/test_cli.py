@@ -65,10 +65,10 @@ def test_stat_shows_the_store(root: Path) -> None:
     text = run("store", "stat", root).stdout
     assert "closed cleanly" in text
     assert "orders" in text
-    figures = json.loads(run("store", "stat", root, "--json", "--exact").stdout)
-    assert figures["records"] == kit.COUNT
-    assert figures["records_exact"] is True
-    assert len(figures["queues"]) == 3
+    statistics_json = json.loads(run("store", "stat", root, "--json", "--exact").stdout)
+    assert statistics_json["records"] == kit.COUNT
+    assert statistics_json["records_exact"] is True
+    assert len(statistics_json["queues"]) == 3
 
 
 def test_verify_reports_no_problems_in_an_intact_store(root: Path) -> None:

@@ -64,9 +64,9 @@ def test_create_describe_and_delete_a_topic(up: Up) -> None:
     shown = run(up, "topic", "describe", "life").stdout
     assert "topic life (normal): 1 messages in 6 queues" in shown
     assert "consumed by: none" in shown
-    told = json.loads(run(up, "topic", "describe", "life", "--json").stdout)
-    assert told["brokers"]["broker-a"]["type"] == "FIFO"
-    assert sum(queue["max_offset"] for queue in told["queues"]) == 1
+    decoded = json.loads(run(up, "topic", "describe", "life", "--json").stdout)
+    assert decoded["brokers"]["broker-a"]["type"] == "FIFO"
+    assert sum(queue["max_offset"] for queue in decoded["queues"]) == 1
 
     changed = json.loads(
         run(up, "topic", "create", "life", "--perm", "r", "-b", "broker-b", "--json").stdout
@@ -109,8 +109,8 @@ def test_names_in_a_namespace(up: Up) -> None:
     run(None, "topic", "create", "named", "--queues", 1, *inside)
     run(None, "send", "named", "x", "--group", "senders", "--tags", "t", "--keys", "k",
         "--property", "p=v", *inside)  # fmt: skip
-    told = run(None, "tail", "named", "--from", "first", "--count", 1, "--json", *inside).stdout
-    assert json.loads(told)["topic"] == "named"
+    decoded = run(None, "tail", "named", "--from", "first", "--count", 1, "--json", *inside).stdout
+    assert json.loads(decoded)["topic"] == "named"
     assert "named" in run(None, "topic", "list", *inside).stdout
     assert "ns%named" in run(up, "topic", "list").stdout
     with Admin(up.address) as admin:  # reading does not create a group
@@ -176,10 +176,10 @@ def test_send_and_tail_one_message(up: Up) -> None:
     assert match is not None
     line = run(up, "tail", "single", "--from", "first", "--count", 1).stdout
     assert line.endswith("broker-a/0 @0 [hello] (k1 k2) grüße\n")
-    told = json.loads(run(up, "tail", "single", "--from", "1h", "--count", 1, "--json").stdout)
-    assert told["message_id"] == match[1]
-    assert (told["body"], told["tags"], told["keys"]) == ("grüße", "hello", ["k1", "k2"])
-    assert told["properties"]["colour"] == "blue"
+    decoded = json.loads(run(up, "tail", "single", "--from", "1h", "--count", 1, "--json").stdout)
+    assert decoded["message_id"] == match[1]
+    assert (decoded["body"], decoded["tags"], decoded["keys"]) == ("grüße", "hello", ["k1", "k2"])
+    assert decoded["properties"]["colour"] == "blue"
 
 
 def test_bodies_from_stdin_and_files(up: Up, tmp_path: Path) -> None:
@@ -195,11 +195,11 @@ def test_bodies_from_stdin_and_files(up: Up, tmp_path: Path) -> None:
     assert [json.loads(line)["status"] for line in receipts.splitlines()] == ["SEND_OK"] * 2
     run(up, "send", "bodies", "again", "--count", 2)
     lines = run(up, "tail", "bodies", "--from", "first", "--count", 9, "--json").stdout
-    told = [json.loads(line) for line in lines.splitlines()]
-    assert [item.get("body") for item in told] == [
+    decoded = [json.loads(line) for line in lines.splitlines()]
+    assert [item.get("body") for item in decoded] == [
         "from\nstdin", None, "one", "two", "three", "four", "five", "again", "again"
     ]  # fmt: skip
-    assert told[1]["body_base64"] == "/wA="
+    assert decoded[1]["body_base64"] == "/wA="
 
 
 def test_kinds_of_stdin(up: Up) -> None:
@@ -359,8 +359,8 @@ def test_tail_continues_after_a_broker_was_killed_and_restarted(tmp_path: Path) 
         program = command("tail", "again", "--from", "first", "--json", *at)
 
         def offsets() -> list[tuple[int, int]]:
-            told = [json.loads(line) for line in out.read_text().splitlines()]
-            return sorted((item["queue"], item["offset"]) for item in told)
+            decoded = [json.loads(line) for line in out.read_text().splitlines()]
+            return sorted((item["queue"], item["offset"]) for item in decoded)
 
         with (
             out.open("wb") as stdout,

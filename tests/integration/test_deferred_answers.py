@@ -139,7 +139,7 @@ def test_requests_during_a_write_of_a_table_share_the_next_write(run: Run) -> No
 
         def then(written: bool) -> Answer:
             if written:
-                assert int(disk.written[-1]) >= mine, "it is on the disk before it is told"
+                assert int(disk.written[-1]) >= mine, "it is written before the response"
             return Reply(0, {"written": str(written)})
 
         return PersistTable(table, then)
@@ -158,8 +158,8 @@ def test_requests_during_a_write_of_a_table_share_the_next_write(run: Run) -> No
                 wire.writer.write(encode(ECHO, opaque=2) * 100)
                 await until(lambda: table.count == last)
                 disk.go.release(2)
-                told = {(await wire.read()).ext["written"] for _ in range(101)}
-                assert told == {str(written)}
+                responses = {(await wire.read()).ext["written"] for _ in range(101)}
+                assert responses == {str(written)}
 
             await ask_during_a_write(written=True)
             assert disk.written == [b"1", b"101"]

@@ -223,12 +223,14 @@ def test_full_table_is_registered_where_single_topics_are_not_enough(why: str) -
                 topics.add(name)
             if why == "it knows no single ones":
                 names.codes[SINGLE] = 3
-            told = () if why == "none are named" else tuple(new)
+            registration_result = () if why == "none are named" else tuple(new)
             deadline_ms = LoopClock().now_ms() + 20_000
-            calls = [registration.register_topics(told, deadline_ms) for _ in range(5)]
+            calls = [
+                registration.register_topics(registration_result, deadline_ms) for _ in range(5)
+            ]
             await asyncio.gather(*calls)
             assert names.topics()[-1] == {"a", "b", *new}
-            assert len(names.topics()) <= 3, "five who wait share a round"
+            assert len(names.topics()) <= 3, "five waiting calls share a round"
 
     asyncio.run(body())
 
@@ -246,10 +248,10 @@ def test_a_change_during_a_registration_waits_for_the_next_one() -> None:
             await until(lambda: len(names.frames) == 2)
             topics.names.remove("b")
             topics.version = topics.version.next(7)
-            told = registration.register_topics((), LoopClock().now_ms() + 20_000)
+            registration_result = registration.register_topics((), LoopClock().now_ms() + 20_000)
             names.silent = False
             server.wires[0].answer(names.frames[1])
-            await told
+            await registration_result
             assert names.topics()[1:] == [{"a", "b"}, {"a"}]
 
     asyncio.run(body())
@@ -270,12 +272,12 @@ def test_nameservers_that_do_not_answer_are_waited_for_until_the_deadline() -> N
                     ("c",), clock.now_ms() + 3_000
                 )  # the one that refuses is skipped
                 mute.silent = True
-                told = registration.register_topics(("c",), clock.now_ms() + 3_000)
+                registration_result = registration.register_topics(("c",), clock.now_ms() + 3_000)
                 await until(lambda: len(mute.frames) == 3)
                 await clock.elapse(2_999)
-                assert not told.done()
+                assert not registration_result.done()
                 await clock.elapse(1)
-                await told
+                await registration_result
                 mute.silent = False
 
     asyncio.run(body())
@@ -288,10 +290,12 @@ def test_close_cancels_waiting_registrations() -> None:
             async with registered_at(server.address, topics=topics) as registration:
                 await registration.first_round()
                 names.silent = True
-                told = registration.register_topics(("a",), LoopClock().now_ms() + 60_000)
+                registration_result = registration.register_topics(
+                    ("a",), LoopClock().now_ms() + 60_000
+                )
                 await until(lambda: len(names.frames) == 2)
                 names.silent = False
-            assert told.cancelled()
+            assert registration_result.cancelled()
             await registration.register_topics(("a",), LoopClock().now_ms() + 60_000)
         async with registered_at(topics=topics) as lonely:
             await lonely.register_topics(("a",), LoopClock().now_ms() + 60_000)

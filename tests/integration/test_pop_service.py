@@ -49,8 +49,8 @@ def test_a_message_is_invisible_until_it_is_acknowledged(
             found = decode_messages((await waiting).body)
             if len(found) < 2:
                 found += decode_messages((await pop(peer, 60_000)).body)
-            told = {m.body: (m.topic, m.reconsume_times) for m in found}
-            assert told == {b"1": ("T", 1), b"2": ("T", 0)}
+            messages = {m.body: (m.topic, m.reconsume_times) for m in found}
+            assert messages == {b"1": ("T", 1), b"2": ("T", 0)}
         async with broker(tmp_path, config) as (peer, _):
             assert (await pop(peer, 1000, wait_ms=100)).code == 210
             (receipt,) = [m.properties["POP_CK"] for m in found if m.body == b"1"]

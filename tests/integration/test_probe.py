@@ -150,7 +150,7 @@ def test_connections_are_limited(run: Run) -> None:
 
 def test_failing_metric_does_not_hide_others(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> float:
-        raise LookupError("no such figure")
+        raise LookupError("no such metric")
 
     async def body() -> None:
         metrics = Registry()

@@ -357,8 +357,8 @@ def test_notifications_and_closes_reach_the_client(run: Run) -> None:  # noqa: F
             wire.writer.write(encode(NOTIFY, opaque=1))
             first, second = await wire.read(), await wire.read()
             assert {first.code, second.code} == {0, 40}
-            told = first if first.code == 40 else second
-            assert (told.flag, told.ext) == (2, {"consumerGroup": "g"})
+            notification = first if first.code == 40 else second
+            assert (notification.flag, notification.ext) == (2, {"consumerGroup": "g"})
             assert (await ask(wire, CLOSE)).code == 0
             assert await wire.reader.read() == b""
             await until(lambda: bool(fixture.echo.gone))

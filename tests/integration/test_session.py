@@ -458,7 +458,7 @@ def test_a_heartbeat_to_one_broker_is_not_sent_to_others(run: Run) -> None:
 
 def test_leave_unregisters_at_all_brokers_concurrently(run: Run) -> None:
     async def body(cluster: FakeCluster, session: Session) -> None:
-        told: list[str] = []
+        unregistered: list[str] = []
         both = asyncio.Event()
 
         class Slow:
@@ -468,8 +468,8 @@ def test_leave_unregisters_at_all_brokers_concurrently(run: Run) -> None:
                 self.address = address
 
             async def call(self, code: int, ext: dict[str, str], *, timeout_ms: int) -> Response:
-                told.append(self.address)
-                if len(told) == 4:
+                unregistered.append(self.address)
+                if len(unregistered) == 4:
                     both.set()
                 await both.wait()
                 return Response()
@@ -483,7 +483,7 @@ def test_leave_unregisters_at_all_brokers_concurrently(run: Run) -> None:
         session._registered = {"x", "y"}
         await session.leave(group)
         session._peers = peers
-        assert sorted(told) == ["x", "x", "y", "y"]
+        assert sorted(unregistered) == ["x", "x", "y", "y"]
 
     run(with_cluster(body))
 

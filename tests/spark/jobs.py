@@ -65,8 +65,8 @@ def count_with_a_loss(
 
 def _kill_executor() -> None:
     """End the JVM that this Python worker works for: the parent of the daemon it is forked from."""
-    with open(f"/proc/{os.getppid()}/stat") as told:
-        executor = int(told.read().rpartition(")")[2].split()[1])
+    with open(f"/proc/{os.getppid()}/stat") as stat_file:
+        executor = int(stat_file.read().rpartition(")")[2].split()[1])
     os.kill(executor, signal.SIGKILL)
 
 

@@ -107,8 +107,8 @@ def run_job(job: str, *, environment: Mapping[str, str] | None = None, **given: 
         command, cwd=ROOT, env={**spark_environment(), **(environment or {})},
         capture_output=True, text=True, timeout=JOB_S,
     )  # fmt: skip
-    told = "\n".join(line for line in done.stderr.splitlines() if not line.startswith("\tat "))
-    assert done.returncode == 0, f"{job} failed:\n{done.stdout[-3000:]}\n{told[-6000:]}"
+    errors = "\n".join(line for line in done.stderr.splitlines() if not line.startswith("\tat "))
+    assert done.returncode == 0, f"{job} failed:\n{done.stdout[-3000:]}\n{errors[-6000:]}"
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -78,8 +78,8 @@ def test_profiles_have_rates_sizes_queues_and_keys(spark: SparkSession) -> None:
     ]  # fmt: skip
     wide = profiles.rates(frame, bucket_ms=120_000)
     assert rows_of(wide, "topic", "per_minute") == [("a", 2.0), ("b", 0.5)]
-    figures = ("topic", "messages", "bytes", "mean_bytes", "p50_bytes", "max_bytes", "last")
-    assert rows_of(profiles.sizes(frame), *figures) == [
+    size_columns = ("topic", "messages", "bytes", "mean_bytes", "p50_bytes", "max_bytes", "last")
+    assert rows_of(profiles.sizes(frame), *size_columns) == [
         ("a", 4, 100, 25.0, 20, 40, 62.0), ("b", 1, 0, 0.0, 0, 0, 3.0),
     ]  # fmt: skip
     known = [MessageQueue("a", "b", queue) for queue in range(4)]

@@ -130,14 +130,14 @@ def test_a_user_with_minimal_rights_can_read_and_write(
 
     stream = spark.readStream.format("penstock").options(**given, startingOffsets="earliest")
     stream = stream.option("commitGroup", f"progress-{fresh}")
-    told = ""
+    log = ""
     for topic, delivery in ((sure, "at-least-once"), (once, "transactional")):
         writer = stream.load().select("body").writeStream.format("penstock")
         writer = writer.options(**secured.options(topic=topic, delivery=delivery))
         writer = writer.option("checkpointLocation", str(tmp_path / delivery))
         query = writer.trigger(availableNow=True).start()
         assert query.awaitTermination(90)
-        told += "".join(report.json for report in query.recentProgress)
+        log += "".join(report.json for report in query.recentProgress)
         query.explain(extended=True)
     with secured.admin() as admin:
         stored = {
@@ -153,11 +153,11 @@ def test_a_user_with_minimal_rights_can_read_and_write(
     spark.sql(f"EXPLAIN EXTENDED CREATE TEMPORARY VIEW v USING penstock OPTIONS ({view})").show(
         truncate=False
     )
-    told += capsys.readouterr().out
-    assert told.count(source) > 2
-    assert "BatchScan penstock" in told
-    assert "secretKey -> *********(redacted)" in told
-    assert not [secret for secret in SECRETS if secret in told]
+    log += capsys.readouterr().out
+    assert log.count(source) > 2
+    assert "BatchScan penstock" in log
+    assert "secretKey -> *********(redacted)" in log
+    assert not [secret for secret in SECRETS if secret in log]
 
 
 def read(spark: SparkSession, topic: str, options: dict[str, str]) -> None:
@@ -230,8 +230,8 @@ def test_plans_and_tasks_report_an_untrusted_broker(
         planned = read.load().rdd
         assert planned.getNumPartitions() == 1  # plans the read
         trusted.write_text(ours)
-        told = f"TlsError: {broker.address}: the server's certificate is not trusted: self-signed"
-        with pytest.raises(PySparkException, match=told):
+        log = f"TlsError: {broker.address}: the server's certificate is not trusted: self-signed"
+        with pytest.raises(PySparkException, match=log):
             read.load().count()
-        with pytest.raises(Exception, match=told):
+        with pytest.raises(Exception, match=log):
             planned.collect()

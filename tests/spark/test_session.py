@@ -42,8 +42,10 @@ def test_workers_load_no_broker_no_store_and_no_pandas() -> None:
         "rich", "click", "pandas", "matplotlib",
     )  # fmt: skip
     look = f"import sys, pyspark_penstock; print([m for m in {heavy} if m in sys.modules])"
-    told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"
+    result = subprocess.run(
+        [sys.executable, "-c", look], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
 
 
 def test_a_running_session_is_used_unchanged(spark: SparkSession) -> None:

@@ -116,4 +116,4 @@ def test_a_driver_killed_at_any_step_writes_each_row_once(
     assert ended == 0
     check(cluster, topic, bodies)
     steps = [path.stat().st_size for path in tmp_path.glob("steps-*")]
-    assert max(steps) > 2 * BATCH_ROWS, "halves and commits are steps"
+    assert max(steps) > 2 * BATCH_ROWS, "half messages and commits are steps"

@@ -189,13 +189,13 @@ def test_a_batch_from_deleted_offsets_is_a_loss(
     begins = small_log_cluster.expire(fresh, keep=3)
     wanted = {0: 3, 1: begins[1] + 2}
     start = json.dumps({fresh: {"penstock": wanted}})
-    told = f"{begins[0] - 3} messages are lost: {fresh}, queue 0 at penstock: offsets 3 to "
-    told += f"{begins[0] - 1} are missing, the first offset is {begins[0]}"
-    with pytest.raises(PySparkException, match=told):
+    loss = f"{begins[0] - 3} messages are lost: {fresh}, queue 0 at penstock: offsets 3 to "
+    loss += f"{begins[0] - 1} are missing, the first offset is {begins[0]}"
+    with pytest.raises(PySparkException, match=loss):
         query.batch(fails=True, startingOffsets=start).count()
     found = query.batch(fails=False, startingOffsets=start).collect()
     assert sorted(int(row.body) for row in found) == there(places, {**begins, 1: wanted[1]})
-    assert query.said(told) == [told]
+    assert query.said(loss) == [loss]
 
 
 def test_files_deleted_between_plan_and_tasks_are_a_loss(

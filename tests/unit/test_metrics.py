@@ -1,4 +1,4 @@
-"""Metrics in Prometheus' words, read at scrape time only."""
+"""Metrics in Prometheus' format, read at scrape time only."""
 
 import math
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
 
 
 def parsed(registry: Registry) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """What Prometheus would read, by name and labels."""
+    """The samples that Prometheus parses, by name and labels."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(registry.text())
@@ -97,7 +97,7 @@ def test_a_duplicate_name_is_refused() -> None:
 
 
 def fake_broker() -> Any:
-    """A broker with the figures that its metrics read, and nothing else."""
+    """A broker with the values that its metrics read, and nothing else."""
     rows = [
         SimpleNamespace(topic=topic, puts=puts, put_bytes=size)
         for topic, puts, size in ((b"orders", 3, 300), (b"orders", 4, 400), (b"TBW102", 0, 0),
@@ -177,7 +177,7 @@ def broker_registry(broker: Any = None) -> Registry:
                                          "is_system": "false", "is_retry": "false"}, 5),
         ("rocketmq_throughput_out_total", {"topic": "orders", "consumer_group": "pay",
                                            "is_system": "false", "is_retry": "false"}, 500),
-        # Offset 0 of queue 1 is deleted already: the lag begins at the oldest message there is.
+        # Offset 0 of queue 1 is already deleted: the lag starts at the oldest existing message.
         ("rocketmq_consumer_lag_messages", {"topic": "orders", "consumer_group": "pay",
                                             "is_system": "false", "is_retry": "false"}, 5 + 6),
         ("rocketmq_consumer_lag_messages", {"topic": "%RETRY%pay", "consumer_group": "pay",

@@ -248,7 +248,7 @@ def test_changed_settings_survive_a_restart(tmp_path: Path) -> None:
     with broker_fixture(tmp_path / "store") as env:
         assert env.ask(25, {}, b"brokerPermission=4\nfileReservedTime=48\n").code == 0
         topics = env.broker.registration().topic_config_serialize_wrapper.topic_config_table
-        assert topics["TBW102"].perm == 5, "NameServers are told that nobody may write here"
+        assert topics["TBW102"].perm == 5, "the registration has no write permission"
     with broker_fixture(tmp_path / "store") as env:
         assert env.live.current.broker.permission == 4
         assert env.store.config.retain_hours == env.store.maintenance.config.retain_hours == 48

@@ -32,9 +32,9 @@ def timed(env: BrokerFixture, filling: int) -> Reply:
 def test_a_recall_handle_is_returned_only_to_its_producer(
     env: BrokerFixture, short_of: int
 ) -> None:
-    told = [answer.ext or {} for answer in (timed(env, LONGEST - short_of), env.send())]
-    assert "recallHandle" not in told[1]
-    assert ("recallHandle" in told[0]) == (short_of == 1_000)
+    headers = [answer.ext or {} for answer in (timed(env, LONGEST - short_of), env.send())]
+    assert "recallHandle" not in headers[1]
+    assert ("recallHandle" in headers[0]) == (short_of == 1_000)
 
 
 def retry(env: BrokerFixture, reconsumed: int) -> Reply:

@@ -207,9 +207,9 @@ def test_idle_counters_take_no_samples(env: AdminFixture) -> None:
     flows = [env.stats.groups["orders", "coupons"]]
     now_ms = pass_seconds(env.stats, NOW_MS, 10)
     flows.append(env.stats.topics["orders"])
-    noted = [[list(row) for row in flow.samples] for flow in flows]
+    before = [[list(row) for row in flow.samples] for flow in flows]
     pass_seconds(env.stats, now_ms, 300)
-    assert [[list(row) for row in flow.samples] for flow in flows] == noted
+    assert [[list(row) for row in flow.samples] for flow in flows] == before
     assert minute(env.stats, "TOPIC_PUT_NUMS", "orders") == NOTHING
 
 
@@ -222,11 +222,11 @@ def test_averages_appear_as_time_passes(env: AdminFixture) -> None:
     env.stats.got("coupons", "orders", 4, 400, 0)
     env.stats.missed()
     now_ms = pass_seconds(env.stats, now_ms, 10)
-    figures = env.stats.runtime()
-    assert figures["putTps"] == "0.5  "
-    assert figures["getTransferredTps"] == "0.4  "
-    assert figures["getFoundTps"] == figures["getMissTps"] == "0.1  "
-    assert figures["getTotalTps"] == "0.2 0.0 0.0"
+    info = env.stats.runtime()
+    assert info["putTps"] == "0.5  "
+    assert info["getTransferredTps"] == "0.4  "
+    assert info["getFoundTps"] == info["getMissTps"] == "0.1  "
+    assert info["getTotalTps"] == "0.2 0.0 0.0"
     pass_seconds(env.stats, now_ms, 590)
     assert env.stats.runtime()["putTps"] == f"0.0 0.0 {5 / 600}"
 
@@ -236,11 +236,11 @@ def test_totals_of_the_day_leave_out_system_topics(env: AdminFixture) -> None:
     env.put("rmq_sys_wheel_timer")
     env.stats.got("coupons", "orders", 1, 100, 0)
     env.stats.got("coupons", "RMQ_SYS_TRACE_TOPIC", 7, 100, 0)
-    figures = env.stats.runtime()
-    assert figures["msgPutTotalTodayNow"] == figures["msgGetTotalTodayNow"] == "1"
-    assert figures["putMessageTimesTotal"] == "2"
-    assert figures["putMessageAverageSize"] == str(env.store.writer.put_bytes / 2)
-    assert figures["msgPutTotalTodayMorning"] == "0"
+    info = env.stats.runtime()
+    assert info["msgPutTotalTodayNow"] == info["msgGetTotalTodayNow"] == "1"
+    assert info["putMessageTimesTotal"] == "2"
+    assert info["putMessageAverageSize"] == str(env.store.writer.put_bytes / 2)
+    assert info["msgPutTotalTodayMorning"] == "0"
 
 
 def test_totals_of_the_morning_are_taken_at_midnight(env: AdminFixture) -> None:
@@ -251,14 +251,14 @@ def test_totals_of_the_morning_are_taken_at_midnight(env: AdminFixture) -> None:
     env.stats.tick(midnights[0] * 1000 - 1)
     assert env.stats.runtime()["msgPutTotalTodayMorning"] == "0"
     env.stats.tick(midnights[0] * 1000)
-    figures = env.stats.runtime()
-    assert figures["msgPutTotalTodayMorning"] == figures["msgGetTotalTodayMorning"] == "1"
-    assert figures["msgPutTotalYesterdayMorning"] == "0"
+    info = env.stats.runtime()
+    assert info["msgPutTotalTodayMorning"] == info["msgGetTotalTodayMorning"] == "1"
+    assert info["msgPutTotalYesterdayMorning"] == "0"
     env.put("orders")
     env.stats.tick(midnights[1] * 1000)
-    figures = env.stats.runtime()
-    assert figures["msgPutTotalTodayMorning"] == "2"
-    assert figures["msgPutTotalYesterdayMorning"] == "1"
+    info = env.stats.runtime()
+    assert info["msgPutTotalTodayMorning"] == "2"
+    assert info["msgPutTotalYesterdayMorning"] == "1"
 
 
 def test_clock_set_back_does_not_stop_the_samples(env: AdminFixture) -> None:

@@ -38,7 +38,7 @@ NEVER = 2**40
 
 
 class ClientBrokerFixture(BrokerFixture):
-    """A broker whose held requests are answered to those who wait for them."""
+    """A broker that answers suspended requests when they are woken."""
 
     def __init__(self, root: Path, settings: Settings | None = None) -> None:
         super().__init__(root, settings)
@@ -99,7 +99,7 @@ class FixtureSession:
         self._known: dict[str, Route] = {}
         self._opaques = itertools.count(100)
 
-    # --- life
+    # --- life cycle
 
     async def start(self) -> None:
         self.started = True
@@ -248,6 +248,6 @@ def _give_up(future: "asyncio.Future[Any]", ms: int) -> None:
 
 @contextlib.contextmanager
 def session_of(module: str, session: FixtureSession) -> Iterator[None]:
-    """Have the clients of a module made with this session."""
+    """Make the clients of a module use this session."""
     with patch(f"penstock.client.{module}.Session", lambda options: session):
         yield

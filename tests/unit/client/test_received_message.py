@@ -1,4 +1,4 @@
-"""Messages as consumers get them: the lazy objects against the plain decoder."""
+"""Received messages: the lazy objects compared with the reference decoder."""
 
 import pickle
 import zlib

@@ -43,11 +43,11 @@ def outcome_within_guards(
     outcomes = []
     for guard in GUARDS:
         margin = bytes([guard]) * MARGIN
-        room = bytearray(margin + data + margin)
-        outcomes.append(read(memoryview(room), MARGIN, MARGIN + len(data)))
-        assert room[:MARGIN] == margin
-        assert room[MARGIN + len(data) :] == margin
-        assert changes or room[MARGIN:-MARGIN] == data
+        target = bytearray(margin + data + margin)
+        outcomes.append(read(memoryview(target), MARGIN, MARGIN + len(data)))
+        assert target[:MARGIN] == margin
+        assert target[MARGIN + len(data) :] == margin
+        assert changes or target[MARGIN:-MARGIN] == data
     for at in (0, _PAGE - len(data)) if 0 < len(data) <= _PAGE else ():
         _FENCED[at : at + len(data)] = data
         outcomes.append(read(_FENCED[at : at + len(data)], 0, len(data)))

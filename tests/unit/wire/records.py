@@ -59,12 +59,12 @@ def encoded(message: Message) -> bytes:
     """The bytes of this message, in a buffer of exactly their size."""
     record = filled(message)
     assert record.prepare() == OK
-    room = bytearray(record.size)
+    target = bytearray(record.size)
     record.put(
-        memoryview(room), 0, message["queue_offset"], message["physical_offset"],
+        memoryview(target), 0, message["queue_offset"], message["physical_offset"],
         message["store_ms"],
     )  # fmt: skip
-    return bytes(room)
+    return bytes(target)
 
 
 def joined(properties: bytes, extra: bytes) -> bytes:

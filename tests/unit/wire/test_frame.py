@@ -322,10 +322,10 @@ def test_the_number_of_fields_is_limited(encoding: int) -> None:
 
 def test_a_released_request_keeps_no_reference_to_its_buffer() -> None:
     frame = encode(1, {"a": '"'}, encoding=JSON)
-    room = bytearray(frame)
+    buffer = bytearray(frame)
     request = Request()
-    request.bind(memoryview(room))
+    request.bind(memoryview(buffer))
     request.read(0, len(frame))
     request.release()
-    room.extend(b"more")  # BufferError while anyone holds a view
+    buffer.extend(b"more")  # BufferError while anyone holds a view
     assert json.loads(frame[8:])["code"] == 1

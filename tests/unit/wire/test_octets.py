@@ -48,9 +48,9 @@ def guarded(length: int) -> bytearray:
     return bytearray([GUARD]) * (length + 16)
 
 
-def around(room: bytearray, length: int) -> bytes:
+def around(buffer: bytearray, length: int) -> bytes:
     """The bytes that a write of `length` at 8 may not have touched."""
-    return bytes(room[:8] + room[8 + length :])
+    return bytes(buffer[:8] + buffer[8 + length :])
 
 
 def untouched(length: int) -> bytes:
@@ -87,22 +87,22 @@ def test_numbers_are_read_big_endian(side: Octets, kind: str, data: bytes, at: i
 @given(data=st.data())
 def test_numbers_are_written_big_endian(side: Octets, bits: int, data: st.DataObject) -> None:
     value = data.draw(integers(bits))
-    room = guarded(bits // 8)
-    getattr(side, f"put_i{bits}")(room, 8, value)
-    assert room[8:-8] == value.to_bytes(bits // 8, "big", signed=True)
-    assert around(room, bits // 8) == untouched(bits // 8)
+    buffer = guarded(bits // 8)
+    getattr(side, f"put_i{bits}")(buffer, 8, value)
+    assert buffer[8:-8] == value.to_bytes(bits // 8, "big", signed=True)
+    assert around(buffer, bits // 8) == untouched(bits // 8)
 
 
 @given(span=spans)
 def test_copy_and_zero_change_only_their_range(side: Octets, span: tuple[bytes, int, int]) -> None:
     data, at, end = span
-    room = guarded(end - at)
-    side.copy(room, 8, data, at, end - at)
-    assert room[8:-8] == data[at:end]
-    assert around(room, end - at) == untouched(end - at)
-    side.zero(room, 8, end - at)
-    assert room[8:-8] == bytes(end - at)
-    assert around(room, end - at) == untouched(end - at)
+    buffer = guarded(end - at)
+    side.copy(buffer, 8, data, at, end - at)
+    assert buffer[8:-8] == data[at:end]
+    assert around(buffer, end - at) == untouched(end - at)
+    side.zero(buffer, 8, end - at)
+    assert buffer[8:-8] == bytes(end - at)
+    assert around(buffer, end - at) == untouched(end - at)
 
 
 @given(span=spans, flip=st.integers(0, 63))
@@ -121,14 +121,14 @@ def test_same_and_matches_compare_only_their_range(
 
 @given(text=st.binary(max_size=40))
 def test_put_bytes_and_put_hex_bytes_return_their_length(side: Octets, text: bytes) -> None:
-    room = guarded(len(text))
-    assert side.put_bytes(room, 8, text) == len(text)
-    assert room[8:-8] == text
-    assert around(room, len(text)) == untouched(len(text))
-    room = guarded(2 * len(text))
-    assert side.put_hex_bytes(room, 8, text) == 2 * len(text)
-    assert room[8:-8] == text.hex().upper().encode()
-    assert around(room, 2 * len(text)) == untouched(2 * len(text))
+    buffer = guarded(len(text))
+    assert side.put_bytes(buffer, 8, text) == len(text)
+    assert buffer[8:-8] == text
+    assert around(buffer, len(text)) == untouched(len(text))
+    buffer = guarded(2 * len(text))
+    assert side.put_hex_bytes(buffer, 8, text) == 2 * len(text)
+    assert buffer[8:-8] == text.hex().upper().encode()
+    assert around(buffer, 2 * len(text)) == untouched(2 * len(text))
 
 
 @given(span=spans)
@@ -136,10 +136,10 @@ def test_put_hex_writes_upper_case_digits_of_its_range(
     side: Octets, span: tuple[bytes, int, int]
 ) -> None:
     data, at, end = span
-    room = guarded(2 * (end - at))
-    side.put_hex(room, 8, data, at, end - at)
-    assert room[8:-8] == data[at:end].hex().upper().encode()
-    assert around(room, 2 * (end - at)) == untouched(2 * (end - at))
+    buffer = guarded(2 * (end - at))
+    side.put_hex(buffer, 8, data, at, end - at)
+    assert buffer[8:-8] == data[at:end].hex().upper().encode()
+    assert around(buffer, 2 * (end - at)) == untouched(2 * (end - at))
 
 
 @given(value=integers(64))
@@ -147,14 +147,14 @@ def test_put_hex_writes_upper_case_digits_of_its_range(
 @example(value=-1)
 def test_numbers_become_decimal_and_hex_text(side: Octets, value: int) -> None:
     text = str(value).encode()
-    room = guarded(20)
-    assert side.put_decimal(room, 8, value) == len(text)
-    assert room[8 : 8 + len(text)] == text
-    assert around(room, len(text)) == around(guarded(20), len(text))
-    room = guarded(16)
-    side.put_hex_i64(room, 8, value)
-    assert room[8:-8] == format(value & (1 << 64) - 1, "016X").encode()
-    assert around(room, 16) == untouched(16)
+    buffer = guarded(20)
+    assert side.put_decimal(buffer, 8, value) == len(text)
+    assert buffer[8 : 8 + len(text)] == text
+    assert around(buffer, len(text)) == around(guarded(20), len(text))
+    buffer = guarded(16)
+    side.put_hex_i64(buffer, 8, value)
+    assert buffer[8:-8] == format(value & (1 << 64) - 1, "016X").encode()
+    assert around(buffer, 16) == untouched(16)
 
 
 @given(span=spans, byte=st.sampled_from((0, 1, 2, 34, 92, 128, 255)))

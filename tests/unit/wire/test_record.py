@@ -67,12 +67,12 @@ def test_records_round_trip(message: Message) -> None:
 def test_put_writes_exactly_its_size(message: Message) -> None:
     record = filled(message)
     assert record.prepare() == OK
-    room = bytearray(b"\xa5" * (record.size + 20))
-    record.put(memoryview(room), 10, 1, 2, 3)
-    assert room[:10] == room[10 + record.size :] == b"\xa5" * 10
+    target = bytearray(b"\xa5" * (record.size + 20))
+    record.put(memoryview(target), 10, 1, 2, 3)
+    assert target[:10] == target[10 + record.size :] == b"\xa5" * 10
     other = bytearray(b"\x5a" * (record.size + 20))
     record.put(memoryview(other), 10, 1, 2, 3)
-    assert other[10:-10] == room[10:-10]
+    assert other[10:-10] == target[10:-10]
 
 
 @given(born=hosts, store=hosts)

@@ -136,7 +136,7 @@ class AdminFixture:
             now_ms=NOW_MS,
         )
 
-    # --- what is there
+    # --- contents
 
     def topic(self, name: str, queues: int = 1, **fields: Any) -> None:
         config = TopicConfig(

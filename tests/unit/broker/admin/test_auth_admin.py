@@ -1,6 +1,6 @@
 """Administration of users and access lists, and their file.
 
-The responses of Apache to the same requests are in tests/compat/test_access_ties.py."""
+The responses of Apache to the same requests are in tests/compat/test_access_rules.py."""
 
 from __future__ import annotations
 

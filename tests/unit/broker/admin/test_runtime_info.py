@@ -210,7 +210,7 @@ def test_many_topics_are_cleaned_in_steps(env: AdminFixture) -> None:
     )
     answer = CleaningHandlers(env.context).clean_topics(Command(0, {}, b"", now_ms=NOW_MS))
     assert len(stored) == STEP_TOPICS + 1 + len(own)
-    env.topic(names[-1])  # somebody creates it meanwhile
+    env.topic(names[-1])  # created again meanwhile
     assert finish(answer) == Reply()
     assert set(stored) == {names[-1].encode(), *own}
     assert [path.name for path in env.store.paths.queues.iterdir()] == [names[-1]]

@@ -236,7 +236,7 @@ def test_system_topics_are_not_deleted(kit: TopicKit, topic: str) -> None:
     assert dict(kit.topics.table.topics) == before
 
 
-# --- look
+# --- read
 
 
 def test_one_topic_is_returned(kit: TopicKit) -> None:

@@ -41,7 +41,7 @@ CODE = RequestCode
         (CODE.CONSUMER_SEND_MSG_BACK, {"group": "g", "originTopic": "t"}, {"Sub Group:g"}),
         (CODE.PULL_MESSAGE, {"topic": "t", "consumerGroup": "g"}, {"Sub Group:g", "Sub Topic:t"}),
         (CODE.PULL_MESSAGE, {"topic": "%RETRY%g", "consumerGroup": "g"}, {"Sub Group:g"}),
-        # Not another's retry topic, whatever group it names.
+        # Not the retry topic of another group.
         (
             CODE.PULL_MESSAGE,
             {"topic": "%RETRY%h", "consumerGroup": "g"},
@@ -64,7 +64,7 @@ CODE = RequestCode
                 ("%RETRY%h_t", "Sub Group:h_t"),
             ]
         ),
-        # Whose messages these are can't be told from the name: perhaps those of the group g_t.
+        # The name does not show the group of these messages: it may be g_t.
         (
             CODE.PULL_MESSAGE,
             {"topic": "%RETRY%g_t", "consumerGroup": "g"},

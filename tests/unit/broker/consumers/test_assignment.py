@@ -41,7 +41,7 @@ QUERY, SET, GET_ALL = (
     RequestCode.GET_ALL_MESSAGE_REQUEST_MODE,
 )
 
-# --- the arithmetic ------------------------------------------------------------------------------
+# --- allocation ----------------------------------------------------------------------------------
 
 PULLING = None
 
@@ -183,7 +183,7 @@ def question(topic: str = "T", client_id: str = "c1", **fields: str) -> bytes:
 def assigned(
     made: BrokerFixture, body: bytes, route: TopicRouteData | None = None
 ) -> list[str] | None:
-    """Mode, broker and queue of what is assigned; None if nothing is said."""
+    """Mode, broker and queue of each assignment; None if the response has none."""
     answer = made.broker.handle(Command(QUERY, {}, body, client=1, now_ms=made.now_ms))
     if isinstance(answer, QueryRoute):
         answer = answer.then(route)

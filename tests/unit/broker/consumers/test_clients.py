@@ -1,4 +1,4 @@
-"""Who is connected: coming, going, being forgotten, and who is told."""
+"""Connected clients: registration, removal, expiry and notifications."""
 
 import random
 
@@ -116,7 +116,7 @@ def test_subscriptions_change_by_version(clients: Clients, effects: EffectQueue)
     assert not beat(4, "older")
     assert not beat(5, "same")
     assert clients.subscription("g", "T") == subscription("T", version=5, text="a")
-    # The tags changed and not the topics: nobody has to share queues anew.
+    # The tags changed and not the topics: no rebalance is needed.
     assert not beat(6, "b")
     assert clients.subscription("g", "T") == subscription("T", version=6, text="b")
     assert notified(effects) == []
@@ -170,7 +170,7 @@ def test_a_new_connection_of_a_client_id_is_the_same_consumer(
     found = clients.find_consumer("g", "me")
     assert found is not None
     assert found.client == 2, "a heartbeat over the old connection does not make it the newest"
-    clients.disconnected(1)  # the half-open connection ends at last
+    clients.disconnected(1)  # the half-open connection is closed
     assert clients.find_consumer("g", "me") == found
     assert notified(effects) == []
 
@@ -282,7 +282,7 @@ def test_the_expiry_time_may_change(clients: Clients, live: LiveSettings) -> Non
 
 @pytest.mark.parametrize("seed", range(20))
 def test_removed_clients_leave_nothing(clients: Clients, effects: EffectQueue, seed: int) -> None:
-    """Whatever happens in whatever order, the tables agree with a plain model."""
+    """After any sequence of events the tables agree with a simple model."""
     rng = random.Random(seed)
     memberships: dict[tuple[str, int], str] = {}  # (group, connection) → client id
     for step in range(300):

@@ -1,4 +1,4 @@
-"""Progress of groups: commits, resets, pulls remembered, and the table's file."""
+"""Progress of groups: commits, resets, pull offsets, and the table's file."""
 
 from collections.abc import Iterator
 from pathlib import Path

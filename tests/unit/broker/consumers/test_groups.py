@@ -1,4 +1,4 @@
-"""Subscription groups: those every broker has, creation on sight, what is forbidden to them."""
+"""Subscription groups: built-in groups, automatic creation, forbidden topics."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Heartbeats and the other requests about who is there."""
+"""Heartbeats and other requests about connected clients."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -105,9 +105,9 @@ def test_a_lease_does_not_last_longer_when_the_clock_is_set_back(locks: QueueLoc
 
 
 class LockHistory(RuleBasedStateMachine):
-    """Clients take, renew and give back queues while time passes, writes last or fail, and the
-    broker dies; a client counts itself the owner for a lease after a lock that it was told of, as
-    Java's do for half of one."""
+    """Clients lock, renew and unlock queues while time passes, writes are slow or fail, and the
+    broker dies. A client considers itself the owner for a lease after each confirmed lock; Java
+    clients do so for half a lease."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class LockHistory(RuleBasedStateMachine):
         self.file = self.locks.snapshot()
         self.now_ms = self.started_ms = NOW_MS
         self.held: dict[MessageQueue, int] = {}  # until when, by the broker
-        self.owners: dict[MessageQueue, tuple[str, int]] = {}  # by those who were told
+        self.owners: dict[MessageQueue, tuple[str, int]] = {}  # by the owners
         self.unsaved: list[tuple[str, MessageQueue, int]] = []
         self.waiting: list[tuple[str, MessageQueue, int]] = []
         self.writing: bytes | None = None
@@ -160,7 +160,7 @@ class LockHistory(RuleBasedStateMachine):
     def end_the_write(self, fails: bool) -> None:
         if self.writing is None:
             return
-        if fails:  # and the answers are lost as well
+        if fails:  # and the responses are lost, too
             self.locks.dirty = True
         else:
             self.file = self.writing
@@ -341,7 +341,7 @@ def test_locks_are_confirmed_also_when_the_disk_fails(
     monkeypatch.setattr(fixture.store.disk, "replace", fail)
     reply = fixture.ask(LOCK, wanted("me", Q0))
     assert fastjson.decode(reply.body, LockBatchResponseBody).lock_ok_mq_set == [Q0]
-    assert fixture.locks.dirty  # to be tried again
+    assert fixture.locks.dirty  # it is retried
     assert isinstance(ask_to_lock(fixture, "me"), PersistTable)
 
 

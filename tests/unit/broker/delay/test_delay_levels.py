@@ -39,7 +39,7 @@ def send_delayed(env: BrokerFixture, level: int | str = 1, **rest: Any) -> Reply
 
 
 def stored(env: BrokerFixture, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
-    """All messages of a queue that readers may see."""
+    """All visible messages of a queue."""
     env.store.publish()
     found: list[StoredMessage] = []
     offset = env.store.min_offset(topic, queue_id)
@@ -144,11 +144,11 @@ def test_a_send_that_creates_its_topic_registers_it(env: BrokerFixture) -> None:
     named: list[str] = []
     announced = env.context.topics.reply_when_registered
 
-    def note(topic: str, answer: Any, now_ms: int) -> Any:
+    def record_registration(topic: str, answer: Any, now_ms: int) -> Any:
         named.append(topic)
         return announced(topic, answer, now_ms)
 
-    env.context.topics.reply_when_registered = note  # type: ignore[method-assign]
+    env.context.topics.reply_when_registered = record_registration  # type: ignore[method-assign]
     assert send_delayed(env, 1, topic="New").code == 0
     assert named == ["New"]
 
@@ -262,7 +262,7 @@ def test_a_clock_that_is_set_back_adds_at_most_one_delay(env: BrokerFixture) -> 
     advance(env, 300)
     send_delayed(env, 1, body=b"b")
     advance(env, 600)
-    assert bodies(env) == [b"x"]  # not early by the clock of the wall
+    assert bodies(env) == [b"x"]  # not early by the wall clock
     advance(env, 1400)
     assert bodies(env) == [b"x", b"a", b"b"]
 
@@ -389,15 +389,15 @@ def test_delivery_to_a_smaller_topic_uses_a_readable_queue(env: BrokerFixture) -
 
 
 class SlowDisk(PlainDisk):
-    """Nothing older than the start is in memory, and the pool answers when it is told to."""
+    """Only messages since the start are in memory, and the pool runs its work on demand."""
 
     def __init__(self) -> None:
         super().__init__()
         self.jobs: list[tuple[Any, Future[Any]]] = []
         self.slow = False
 
-    def read_now(self, fd: int, room: Any, at: int) -> bool:
-        return not self.slow and super().read_now(fd, room, at)
+    def read_now(self, fd: int, target: Any, at: int) -> bool:
+        return not self.slow and super().read_now(fd, target, at)
 
     def submit(self, work: Any) -> Any:
         if not self.slow:
@@ -426,7 +426,7 @@ def test_cold_messages_are_prefetched_in_the_thread_pool(
         disk.slow = True
         env.context.delay.tick(env.now_ms)
         assert env.context.delay.due() == env.now_ms + delay_module.POLL_MS
-        assert env.store.maintenance.pinned_from() == 0  # as long as nobody knows
+        assert env.store.maintenance.pinned_from() == 0  # until the first message is read
         disk.work()
         env.context.delay.tick(env.now_ms + 5)
         assert env.context.delay.due() == now_ms + 5000
@@ -484,8 +484,8 @@ def test_mqadmin_shows_the_progress_of_levels(env: BrokerFixture) -> None:
     assert table["scheduleMessageOffset_1"] == "3,4"
     assert table["scheduleMessageOffset_4"] == "0,1"
     env.context.delay.finish(env.now_ms)
-    told = env.ask(RequestCode.GET_ALL_DELAY_OFFSET).body
-    assert fastjson.decode(told, DelayOffsetSerializeWrapper).offset_table == {1: 3}
+    response_body = env.ask(RequestCode.GET_ALL_DELAY_OFFSET).body
+    assert fastjson.decode(response_body, DelayOffsetSerializeWrapper).offset_table == {1: 3}
 
 
 def test_progress_is_loaded_from_the_file(tmp_path: Path) -> None:
@@ -502,7 +502,7 @@ def test_progress_is_loaded_from_the_file(tmp_path: Path) -> None:
 def test_under_sync_flush_the_response_waits(tmp_path: Path) -> None:
     settings = Settings(store=small_config(sync_flush=True))
     with broker_fixture(tmp_path, settings) as env:
-        env.send()  # makes the topic
+        env.send()  # creates the topic
         frame = env.send_frame(properties={"DELAY": "1"})
         env.request_loop.bind(memoryview(bytearray(frame)), BORN)
         env.request_loop.serve(0, len(frame), env.now_ms)

@@ -104,9 +104,9 @@ def test_a_late_recall_is_refused(env: BrokerFixture) -> None:
 
 def test_the_same_key_of_another_topic_is_another_message(env: BrokerFixture) -> None:
     answer = send(env, 5000, b"a")
-    told = read_recall_handle(handle_of(answer))
-    assert told is not None
-    other = handle("U", told.broker, told.time_ms, told.key)
+    parsed = read_recall_handle(handle_of(answer))
+    assert parsed is not None
+    other = handle("U", parsed.broker, parsed.time_ms, parsed.key)
     assert recall(env, other, "U").code == 0
     advance(env, 7000)
     assert bodies(env) == [b"x", b"a"]

@@ -100,7 +100,7 @@ def test_a_recall_survives_a_change_of_precision(tmp_path: Path) -> None:
 
 
 def test_late_rolled_messages_are_pinned_after_a_crash(tmp_path: Path) -> None:
-    """Its slot was passed in a downtime, and its time is near: the log must not lose it."""
+    """Its slot passed during a downtime, and it is due soon: retention must not delete it."""
     env = begin(tmp_path, timer_roll_slots=600)
     send(env, 1_200_000, b"far")
     advance(env, 2000)

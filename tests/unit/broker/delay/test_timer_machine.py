@@ -36,7 +36,7 @@ DELAYS = st.one_of(
 
 
 class TimerMachine(RuleBasedStateMachine):
-    """Every message once, at its time or when the broker is up again; at least once after kill."""
+    """Each message is delivered at its time or after a restart: once, or more after a kill."""
 
     @initialize(precision=st.sampled_from([1000, 1000, 100]), slots=st.sampled_from([7680, 1280]))
     def begin(self, precision: int, slots: int) -> None:
@@ -117,9 +117,9 @@ class TimerMachine(RuleBasedStateMachine):
         clean=st.booleans(),
         ms=st.sampled_from([0, 700, 30_000, 4_000_000]),
     )
-    def make_anew(self, lost: str, clean: bool, ms: int) -> None:
+    def rebuild(self, lost: str, clean: bool, ms: int) -> None:
         """Files are lost, or slots get another length."""
-        self.killed = True  # those of the last millisecond may come twice
+        self.killed = True  # messages of the last millisecond may be delivered twice
         now_ms = self.env.now_ms + ms
         self.env.store.publish()
         if clean:

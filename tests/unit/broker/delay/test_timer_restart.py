@@ -28,7 +28,7 @@ from tests.unit.broker.delay.timer_kit import (
 
 @pytest.fixture(autouse=True)
 def small_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two hours of slots, so that a wheel's copy is quick."""
+    """Two hours of slots, so that copying the wheel is fast."""
     monkeypatch.setattr(TimerWheel, "slots", 7_680)
 
 
@@ -199,7 +199,7 @@ def test_files_of_another_precision_are_converted(tmp_path: Path) -> None:
 
 
 def test_a_store_of_apache_is_opened(tmp_path: Path) -> None:
-    """RocketMQ leaves the last field of units empty, and its checkpoint is of no one moment."""
+    """RocketMQ leaves the last field of units empty, and its checkpoint is not consistent."""
     env = prepare(tmp_path)
     advance(env, 3000)
     now_ms = env.now_ms

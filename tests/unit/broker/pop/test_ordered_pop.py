@@ -99,7 +99,7 @@ def test_the_same_attempt_may_pop_again() -> None:
     assert not pops.check_block("try", *QUEUE, NOW)
     assert pops.check_block("other", *QUEUE, NOW)
     assert pops.check_block(None, *QUEUE, NOW)
-    # Its answer was lost, so nobody has seen the message yet.
+    # The response was lost, so no client has received the message yet.
     assert pops.update("try", *QUEUE, NOW + 1, 30_000, [5]) == "0 3 0"
     assert pops.update("other", *QUEUE, NOW + 2, 30_000, [5]) == "0 qo3%5 1;0 3 1"
     assert pops.update("other", *QUEUE, NOW + 3, 30_000, [5, 6]) == "0 qo3%5 1;0 3 0"
@@ -108,7 +108,7 @@ def test_the_same_attempt_may_pop_again() -> None:
 def test_messages_that_are_popped_again_are_counted() -> None:
     pops = OrderedPops()
     pops.update("att", *QUEUE, NOW, 30_000, [5, 7, 9])
-    # As Java counts: a queue with a new message was never lent as a whole.
+    # As Java counts: a queue with a new message was never popped as a whole.
     assert pops.update(None, *QUEUE, NOW + 1, 30_000, [7, 9, 11]) == "0 qo3%7 1;0 qo3%9 1;0 3 0"
     assert pops.update(None, *QUEUE, NOW + 2, 30_000, [9, 11]) == "0 qo3%9 2;0 qo3%11 1;0 3 1"
     for offset in (9, 11):
@@ -266,8 +266,8 @@ class Ordered(RuleBasedStateMachine):
         self.open.pop(queue_id, None)
 
     @invariant()
-    def nobody_sleeps_too_long(self) -> None:
-        """Where somebody must wait, the end of the waiting is known, and no later than it is."""
+    def the_end_of_a_wait_is_known(self) -> None:
+        """If a queue is blocked, the time when it is unblocked is known and not too late."""
         ends = [max(open.values()) for queue, open in self.open.items() if self.blocked(queue)]
         if ends:
             assert self.pops.due() <= min(ends)

@@ -1,4 +1,4 @@
-"""Pops in order: the next of a queue comes when the last is done."""
+"""Ordered pops: the next messages of a queue are delivered after all acks."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,7 +107,7 @@ def test_a_suspended_ordered_pop_is_woken(env: BrokerFixture, client: PopClient)
 def test_an_ack_in_the_same_loop_iteration_is_not_missed(
     env: BrokerFixture, client: PopClient
 ) -> None:
-    """Both come in one read: the pop is held only when the acknowledgement was served."""
+    """Both arrive in one read: the pop is suspended only after the ack was served."""
     (first,) = pop(client, 1)
     suspend = client.suspend(order="true", maxMsgNums=1)
     env.context.long_polling.drop(1)

@@ -243,7 +243,7 @@ def test_acknowledged_ordered_messages_are_not_delivered_again(
         assert fifo(client) == []
         advance(env, 1)
         assert [one.body for one in fifo(client)] == [b"c"]
-        assert client.ack(changed).code == 0  # popped again since: it counts no more
+        assert client.ack(changed).code == 0  # popped again since, so it is outdated
         advance(env, 10_000)
         assert [one.body for one in fifo(client)] == [b"c"]
     finally:
@@ -281,7 +281,7 @@ def test_an_ack_of_an_unknown_ordered_pop_skips_nothing(
 ) -> None:
     send(env, b"second", b"third")
     popped = fifo(client)
-    env.broker.pop._order.clear("T", "G", 0)  # as a file that was lost
+    env.broker.pop._order.clear("T", "G", 0)  # as a lost file
     assert client.ack(popped[2]).code == 0
     assert env.context.offsets.get("G", "T", 0) == 0
     assert client.ack(popped[0]).code == 0

@@ -57,7 +57,7 @@ def test_an_acknowledged_message_is_not_delivered_again(
     assert client.ack(first).code == 0
     advance(env, 11_000)
     assert client.bodies() == [b"b"]
-    assert client.ack(second).code == 0  # too late: it has been brought back
+    assert client.ack(second).code == 0  # too late: it was revived
 
 
 def test_an_unacknowledged_message_is_revived(env: BrokerFixture, client: PopClient) -> None:

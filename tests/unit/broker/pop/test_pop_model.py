@@ -1,14 +1,14 @@
-"""Popping against a plain model: whatever happens, in any order, with restarts in between.
+"""POP against a simple model: any sequence of requests, with restarts in between.
 
-What holds, without exception, for a broker that is ended or killed between two requests:
+For a broker that is stopped or killed between two requests:
 
 - a message is delivered until it is acknowledged, and never again afterwards;
-- it is never delivered while it is lent;
-- an acknowledgement counts if it comes in time with the newest receipt, and else changes nothing.
+- it is never delivered while it is in flight;
+- an ack is accepted if it is in time and has the newest receipt handle, otherwise it has no effect.
 
-(Killed within a turn, a broker may bring a message back twice: `test_revive`. Pops in order may be
-delivered again what was acknowledged in the last seconds before a kill, as to consumers that pull:
-their progress is written every few seconds.)
+A broker killed within a loop iteration may revive a message twice: see `test_revive`. Ordered pops
+may receive messages again that were acknowledged in the last seconds before a kill, as pulling
+consumers do: their progress is saved every few seconds.
 """
 
 import tempfile
@@ -37,7 +37,7 @@ class PopMachine(RuleBasedStateMachine):
         self.sent = 0
         self.acked: set[bytes] = set()
         self.in_flight: dict[bytes, tuple[int, Popped]] = {}  # until when, with the newest receipt
-        self.old: list[Popped] = []  # receipts that are worth nothing any more
+        self.old: list[Popped] = []  # receipt handles that are outdated
 
     @property
     def client(self) -> PopClient:
@@ -61,14 +61,14 @@ class PopMachine(RuleBasedStateMachine):
         found = self.client.pop(maxMsgNums=count, invisibleTime=invisible_ms, queueId=queue_id)
         assert len(found) <= count
         for popped in found:
-            self.note(popped, self.env.now_ms + invisible_ms)
+            self.mark_in_flight(popped, self.env.now_ms + invisible_ms)
         if invisible_ms == 0:
             self.env.tick(1)
             self.expire()
 
-    def note(self, popped: Popped, until_ms: int) -> None:
+    def mark_in_flight(self, popped: Popped, until_ms: int) -> None:
         assert popped.body not in self.acked, "acknowledged, and delivered again"
-        assert popped.body not in self.in_flight, "delivered while it is lent"
+        assert popped.body not in self.in_flight, "delivered while it is in flight"
         assert popped.message.topic == "T"
         self.in_flight[popped.body] = (until_ms, popped)
 
@@ -140,7 +140,7 @@ class PopMachine(RuleBasedStateMachine):
                 self.expire()
                 while found := self.client.pop(invisibleTime=600_000):
                     for popped in found:
-                        self.note(popped, self.env.now_ms + 600_000)
+                        self.mark_in_flight(popped, self.env.now_ms + 600_000)
                     self.client.ack_all(found)
                     for popped in found:
                         del self.in_flight[popped.body]

@@ -90,13 +90,13 @@ def test_one_message_wakes_one_of_many(env: BrokerFixture, client: PopClient) ->
     tried = []
     attempt = env.broker.pop._try_pop
 
-    def note(*arguments: Any, **named: Any) -> Answer:
+    def record_call(*arguments: Any, **named: Any) -> Answer:
         tried.append(1)
         return attempt(*arguments, **named)
 
     for _ in range(50):
         client.suspend()
-    env.broker.pop._try_pop = note  # type: ignore[method-assign]
+    env.broker.pop._try_pop = record_call  # type: ignore[method-assign]
     send(env, b"a", queue_id=1)
     assert [bodies(reply) for reply in env.woken] == [[b"a"]]
     assert (len(tried), waiting(client)) == (1, 49)
@@ -110,7 +110,7 @@ def test_many_messages_wake_as_many_pops_as_needed(env: BrokerFixture, client: P
     for _ in range(500):
         client.suspend(maxMsgNums=2)
     send(env, *[b"%d" % n for n in range(600)])
-    assert 300 <= len(env.woken) < 320  # an answer ends where a queue's file does
+    assert 300 <= len(env.woken) < 320  # a response ends at the end of a queue file
     assert sorted(int(body) for reply in env.woken for body in bodies(reply)) == list(range(600))
     assert waiting(client) == 500 - len(env.woken)
 

@@ -165,7 +165,7 @@ def test_retries_are_spread_over_the_existing_queues(env: BrokerFixture) -> None
         send_back_by_offset(env, message, level=1)
     advance(env, 2000)
     assert [len(stored(env, RETRY, queue)) for queue in range(3)] == [2, 2, 2]
-    group(env, retry_queue_nums=9)  # the topic keeps its three
+    group(env, retry_queue_nums=9)  # the topic keeps its three queues
     for _ in range(6):
         send_back_by_offset(env, message, level=1)
     advance(env, 2000)
@@ -237,8 +237,8 @@ def test_statistics_count_messages_sent_back(env: BrokerFixture) -> None:
     for _ in range(3):
         env.tick(10_000)
     ext = {"statsName": "SNDBCK_PUT_NUMS", "statsKey": "T@G"}
-    told = env.ask(RequestCode.VIEW_BROKER_STATS_DATA, ext)
-    minute = fastjson.decode(told.body, BrokerStatsData).stats_minute
+    reply = env.ask(RequestCode.VIEW_BROKER_STATS_DATA, ext)
+    minute = fastjson.decode(reply.body, BrokerStatsData).stats_minute
     assert minute is not None
     assert minute.sum == 2
     env.context.stats.forget_group("G")
@@ -385,7 +385,7 @@ def test_the_group_of_a_retry_topic() -> None:
 def test_only_readable_messages_can_be_sent_back(
     env: BrokerFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The right on a group must not open the door to other topics' messages."""
+    """The right on a group must not give access to messages of other topics."""
     message = send(env)
     asked: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Check-back: which producer is asked and when, which checks count, and what is discarded."""
+"""Check-back: which producer is checked and when, which checks count, what is discarded."""
 
 from collections import Counter
 from collections.abc import Iterator

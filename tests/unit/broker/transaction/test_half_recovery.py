@@ -227,7 +227,7 @@ def test_the_number_of_checks_survives_a_restart(env: TransactionFixture, unknow
     for _ in range(unknown):
         (check,) = env.advance(INTERVAL_MS)
         env.end(check.handle, UNKNOWN, checked=True)
-    env.advance(INTERVAL_MS)  # asked once more: what was counted is in the store
+    env.advance(INTERVAL_MS)  # checked once more: the count is in the store
     env = env.restart()
     env.connect()
     (check,) = env.advance(INTERVAL_MS + 1000)

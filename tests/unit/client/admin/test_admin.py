@@ -340,7 +340,7 @@ def test_pull_response_without_offsets_is_refused() -> None:
 
 
 class Scripted(AsyncAdmin):
-    """Two masters and a NameServer's values; `refuse` says who does not do what."""
+    """Two masters and the values of a NameServer; `refuse` has the requests that fail."""
 
     def __init__(self, refuse: Mapping[tuple[str, int], Exception] | None = None) -> None:
         super().__init__("127.0.0.1:1")
@@ -432,7 +432,7 @@ def test_lag_is_unknown_if_a_master_is_down() -> None:
 
 
 class View:
-    """Queues that can be read, each once it is there."""
+    """Queues that can be read unless they are in `away`."""
 
     def __init__(self) -> None:
         self.away: set[MessageQueue] = set()

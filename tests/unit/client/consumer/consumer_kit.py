@@ -37,9 +37,9 @@ def record(
     made.reconsume_times = reconsume_times
     made.prepared_offset = 77
     assert made.prepare() == OK
-    room = bytearray(made.size)
-    made.put(memoryview(room), 0, offset, 1000 + offset, store_ms)
-    return bytes(room)
+    target = bytearray(made.size)
+    made.put(memoryview(target), 0, offset, 1000 + offset, store_ms)
+    return bytes(target)
 
 
 def messages(*offsets: int, **fields: Any) -> list[ReceivedMessage]:
@@ -94,6 +94,6 @@ class FakeSendBack:
 
 
 async def until(done: Callable[[], bool]) -> None:
-    """Let the loop run until the condition holds."""
+    """Run the loop until the condition is true."""
     while not done():
         await asyncio.sleep(0)

@@ -64,7 +64,7 @@ class FakeCluster:
         return list(self.routes[topic].read_queues)
 
     def delay(self, code: int) -> asyncio.Event:
-        """Answers to these requests come when the event is set."""
+        """Delay the responses to these requests until the event is set."""
         return self.delayed.setdefault(code, asyncio.Event())
 
     def count(self, code: int) -> int:

@@ -1,4 +1,4 @@
-"""The push-style consumer without servers: its options, and the order of its life."""
+"""The push consumer without servers: options, start, run and close."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ from penstock.errors import (
 from penstock.testing.clock import VirtualClock
 from tests.unit.client.consumer.consumer_kit import QUEUE
 
-NOBODY = "127.0.0.1:1"
+DEAD_ADDRESS = "127.0.0.1:1"
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -78,14 +78,14 @@ def test_subscriptions_are_checked() -> None:
 
 def test_start_fails_without_a_nameserver() -> None:
     async def test() -> None:
-        consumer = AsyncConsumer(NOBODY, group="g")
+        consumer = AsyncConsumer(DEAD_ADDRESS, group="g")
         consumer.subscribe("T")
         for _ in range(2):
-            with pytest.raises(NoNameServer, match=NOBODY):
+            with pytest.raises(NoNameServer, match=DEAD_ADDRESS):
                 await consumer.start()
-        with pytest.raises(NoNameServer, match=NOBODY):
+        with pytest.raises(NoNameServer, match=DEAD_ADDRESS):
             await consumer.run()
-        with pytest.raises(NoNameServer, match=NOBODY):
+        with pytest.raises(NoNameServer, match=DEAD_ADDRESS):
             await anext(aiter(consumer))
         assert len(asyncio.all_tasks()) == 2
 
@@ -95,8 +95,8 @@ def test_start_fails_without_a_nameserver() -> None:
 def test_run_needs_a_subscription() -> None:
     async def test() -> None:
         with pytest.raises(InvalidParameter, match="there is no subscription"):
-            await AsyncConsumer(NOBODY, group="g").run()
-        async with AsyncConsumer(NOBODY, group="g") as consumer:
+            await AsyncConsumer(DEAD_ADDRESS, group="g").run()
+        async with AsyncConsumer(DEAD_ADDRESS, group="g") as consumer:
             assert consumer.queues() == []
             with pytest.raises(InvalidParameter, match="there is no subscription"):
                 await anext(aiter(consumer))
@@ -106,7 +106,7 @@ def test_run_needs_a_subscription() -> None:
 
 def test_handler_added_inside_the_block_starts_consuming(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        async with AsyncConsumer(NOBODY, group="g") as consumer:
+        async with AsyncConsumer(DEAD_ADDRESS, group="g") as consumer:
 
             @consumer.on("T")
             async def handle(message: object) -> None: ...
@@ -120,7 +120,7 @@ def test_handler_added_inside_the_block_starts_consuming(caplog: pytest.LogCaptu
 
 def test_closed_consumer_cannot_be_started_again() -> None:
     async def test() -> None:
-        consumer = AsyncConsumer(NOBODY, group="g")
+        consumer = AsyncConsumer(DEAD_ADDRESS, group="g")
         await consumer.close()  # never started: nothing to do
         await consumer.start()
         await consumer.close()
@@ -133,7 +133,7 @@ def test_closed_consumer_cannot_be_started_again() -> None:
 
 def test_stop_ends_run() -> None:
     async def test() -> None:
-        consumer = AsyncConsumer(NOBODY, group="g")
+        consumer = AsyncConsumer(DEAD_ADDRESS, group="g")
         consumer.stop()
         consumer.subscribe("T")
         with pytest.raises(NoNameServer):
@@ -144,7 +144,7 @@ def test_stop_ends_run() -> None:
 
 def test_forked_consumer_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        consumer = AsyncConsumer(NOBODY, group="g")
+        consumer = AsyncConsumer(DEAD_ADDRESS, group="g")
         await consumer.start()
         with monkeypatch.context() as child:
             child.setattr(os, "getpid", lambda: -1)
@@ -161,7 +161,7 @@ def test_forked_consumer_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Silent:
-    """A NameServer that takes calls and never answers."""
+    """A NameServer that never answers."""
 
     async def __aenter__(self) -> str:
         self.server = await asyncio.start_server(self._talk, "127.0.0.1", 0)
@@ -192,7 +192,7 @@ def test_close_cancels_a_start_in_progress() -> None:
                 running = asyncio.ensure_future(begin(consumer))
                 await silent.heard.wait()
                 await consumer.close()
-                await running  # as after any close: it ends, and nobody is cancelled
+                await running  # as after any close: it ends without a cancellation
                 with pytest.raises(ClientClosed):
                     await consumer.run()
 
@@ -218,7 +218,7 @@ def test_close_before_the_session_is_started_cancels_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
-        consumer = AsyncConsumer(NOBODY, group="g")
+        consumer = AsyncConsumer(DEAD_ADDRESS, group="g")
         release, begun = asyncio.Event(), asyncio.Event()
 
         async def slow() -> None:
@@ -232,8 +232,8 @@ def test_close_before_the_session_is_started_cancels_the_start(
         release.set()
         with pytest.raises(ClientClosed):
             await starting[0]
-        await starting[1]  # begins after the close
-        assert len(asyncio.all_tasks()) == 4  # main, this, and once what a session keeps doing
+        await starting[1]  # starts after the close
+        assert len(asyncio.all_tasks()) == 4  # the main task, this one, and one of the session
         await consumer.close()
 
     run(test)
@@ -259,11 +259,11 @@ def test_cancelled_start_can_be_repeated() -> None:
 
 def test_stop_can_be_called_in_a_thread() -> None:
     async def test() -> None:
-        consumer = AsyncConsumer(NOBODY, group="g")
+        consumer = AsyncConsumer(DEAD_ADDRESS, group="g")
         await consumer.start()
         waiting = asyncio.ensure_future(consumer._ended.wait())
         await asyncio.sleep(0)
-        asyncio.get_running_loop().set_debug(True)  # says what is not safe in threads
+        asyncio.get_running_loop().set_debug(True)  # reports calls that are not thread-safe
         await asyncio.to_thread(consumer.stop)
         await waiting
         await consumer.close()
@@ -273,7 +273,7 @@ def test_stop_can_be_called_in_a_thread() -> None:
 
 def test_explain_before_the_start() -> None:
     async def test() -> None:
-        async with AsyncConsumer(NOBODY, group="g") as consumer:
+        async with AsyncConsumer(DEAD_ADDRESS, group="g") as consumer:
             assert await consumer.explain() == ["there is no subscription"]
 
     run(test)
@@ -302,7 +302,7 @@ def test_queue_is_restarted_after_a_failure_of_its_pull_loop(
 
     async def test() -> None:
         clock = VirtualClock()
-        consumer = AsyncConsumer(NOBODY, group="g", clock=clock)
+        consumer = AsyncConsumer(DEAD_ADDRESS, group="g", clock=clock)
         await consumer._session.start()
         core = consumer._core
         core.subscribe(Subscription("Orders"), merge=False)

@@ -1,4 +1,4 @@
-"""What brokers ask, and answers of the shape that Java's tools read."""
+"""Requests of brokers, and responses in the format of Java's tools."""
 
 import asyncio
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def request_of(code: int, body: bytes = b"", **ext: str) -> PeerRequest:
 
 
 class Consumer:
-    """One that notes what it is asked."""
+    """A consumer that records its calls."""
 
     group = GROUP
 
@@ -62,7 +62,7 @@ class Consumer:
 
 
 def answer_to(consumer: Consumer, ask: PeerRequest) -> Response | None:
-    """The answer, waited for where that has to be."""
+    """The answer, awaited if necessary."""
     found = broker_requests.handle_request(consumer, ask, "broker:1")
     assert not isinstance(found, bool)
     if found is None or isinstance(found, Response):

@@ -1,4 +1,4 @@
-"""A consumer that gets nothing says why, once."""
+"""A consumer without messages logs the reason once."""
 
 import logging
 from datetime import datetime
@@ -27,7 +27,7 @@ def subscription(text: str = "*", topic: str = TOPIC) -> SubscriptionData:
 
 
 class Consumer:
-    """A consumer whose queues hold what the test puts there."""
+    """A consumer whose queues the test fills."""
 
     group = GROUP
     start_at: Literal["last", "first"] | datetime = "last"

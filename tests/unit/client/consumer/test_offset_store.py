@@ -1,4 +1,4 @@
-"""Progress on its way to brokers and files."""
+"""Commits of offsets to brokers and files."""
 
 import json
 from pathlib import Path
@@ -221,7 +221,7 @@ def test_reset_offset_is_stored_despite_later_progress() -> None:
         cluster.stored[queue] = 5
         assert await offsets.read(queue) == 5
         offsets.update(queue, 90)
-        cluster.stored[queue] = 90  # a pull has carried it
+        cluster.stored[queue] = 90  # sent with a pull
         offsets.freeze(queue, 5)
         await offsets.persist([queue])
         assert cluster.stored[queue] == 5

@@ -1,4 +1,4 @@
-"""Messages in work: progress, room, and what a drop leaves."""
+"""Unfinished messages of a queue: progress, flow control, drop."""
 
 import asyncio
 import sys
@@ -152,12 +152,12 @@ def test_finished_messages_are_released_behind_unfinished_ones() -> None:
     source = later.source
     queue.finish_one(later)
     del later, got
-    assert sys.getrefcount(source) == 2  # here, and for the question
+    assert sys.getrefcount(source) == 2  # the queue, and this check
     assert (queue.progress, queue.count) == (0, 1)
 
 
 class ProcessQueueMachine(RuleBasedStateMachine):
-    """Against a model: which offsets came, which are settled, where the pulls are."""
+    """Against a model: received offsets, finished offsets, position of the pulls."""
 
     @initialize(start=st.integers(0, 50))
     def begin(self, start: int) -> None:
@@ -171,7 +171,7 @@ class ProcessQueueMachine(RuleBasedStateMachine):
     @rule(kept=st.lists(st.booleans(), max_size=8))
     def pull(self, kept: list[bool]) -> None:
         offsets = [self.next + n for n, keep in enumerate(kept) if keep]
-        if self.queue.dropped:  # an answer that comes too late
+        if self.queue.dropped:  # a late response
             self.queue.add(messages(*offsets), self.next + len(kept))
             return
         self.skipped |= {self.next + n for n, keep in enumerate(kept) if not keep}

@@ -1,4 +1,4 @@
-"""Pulling one queue: what each answer of a broker leads to."""
+"""The pull loop of a queue: the effect of each response of a broker."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -43,7 +43,7 @@ def in_place(data: bytes) -> Request:
 
 
 class Server(PlainSession):
-    """A session whose one broker answers by a script, and then holds."""
+    """A session whose one broker answers by a script, and then not at all."""
 
     def __init__(self, *script: Step) -> None:
         super().__init__()
@@ -176,8 +176,8 @@ def test_pulls_do_not_carry_offsets_to_commit() -> None:
             on_messages=lambda queue, some: queue.finish(some),
         )
         await pull.idle()
-        told = {(ext["sysFlag"], ext["commitOffset"]) for _, ext in pull.server.requests}
-        assert told == {(str(PULL_SUSPEND), "0")}
+        offset_fields = {(ext["sysFlag"], ext["commitOffset"]) for _, ext in pull.server.requests}
+        assert offset_fields == {(str(PULL_SUSPEND), "0")}
         assert pull.queue.progress == 8
         await pull.end()
 

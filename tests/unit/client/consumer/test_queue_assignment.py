@@ -1,4 +1,4 @@
-"""Shares of queues: Java's results to the letter, and what must hold for every strategy.
+"""Assignment strategies: exactly Java's results, and properties of every strategy.
 
 `tests/fixtures/assign/java.txt` was printed by a Java program that ran the real classes of
 RocketMQ 5.4.0 over these queues and clients; a line is strategy, set of brokers, queues per broker,
@@ -91,7 +91,7 @@ def owners(
 
 
 def moved(strategy: Strategy, count: int) -> int:
-    """Queues that change hands although their owner stays, when one member of `count` leaves."""
+    """Queues reassigned although their owner stays, when one member of `count` leaves."""
     queues = queues_of(("a", "b", "c"), 16)
     clients = clients_of(count)
     before = owners(strategy, queues, clients)

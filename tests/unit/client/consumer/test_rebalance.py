@@ -1,4 +1,4 @@
-"""Queues that come and go as members, routes and locks do."""
+"""Queues are assigned and released as members, routes and locks change."""
 
 import asyncio
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Filters of a topic as brokers want them."""
+"""Subscriptions in the format of brokers."""
 
 import pytest
 

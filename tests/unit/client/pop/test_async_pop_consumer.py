@@ -61,11 +61,11 @@ def test_received_message_is_invisible_until_it_is_acknowledged(run_test: Any) -
         assert (again.body, again.topic, again.reconsume_times) == (b"b", "T", 1)
         assert receipt_of(again).handle.kind is not RetryKind.NORMAL
         await fixture.consumer.ack(again)
-        await fixture.consumer.ack(again)  # says nothing more
+        await fixture.consumer.ack(again)  # has no effect
         await fixture.session.elapse(100_000)
         assert await fixture.bodies() == []
         assert fixture.acked() == 2
-        await fixture.consumer.ack(b)  # too late, and harmless
+        await fixture.consumer.ack(b)  # too late, without effect
 
     run_test(body)
 
@@ -162,7 +162,7 @@ def test_filter_is_sent_with_each_pop(run_test: Any) -> None:
         fixture.consumer.subscribe("T", "x || y")
         fixture.send("1", tag="x")
         fixture.send("2", tag="z")
-        # the same hash as "Aa": the broker can't tell them apart
+        # the same hash as "Aa": the broker can't distinguish them
         fixture.send("3", tag="BB")
         fixture.send("4", tag="y")
         assert await fixture.bodies() == ["1", "4"]
@@ -208,7 +208,7 @@ def test_wrong_calls_have_a_hint(run_test: Any) -> None:
             AsyncPopConsumer(**{"group": "G", **wrong})
 
 
-# --- giving back
+# --- acks and extensions
 
 
 def test_acks_are_sent_in_batches(run_test: Any) -> None:
@@ -259,7 +259,7 @@ def test_lost_acks_are_retried(run_test: Any, lost: str) -> None:
         await fixture.session.elapse(1_000)
         with pytest.raises(PeerTimeout):
             await acking
-        await fixture.consumer.ack(message)  # may be tried again
+        await fixture.consumer.ack(message)  # can be retried
         await fixture.session.elapse(100_000)
         assert await fixture.bodies() == []
 
@@ -338,7 +338,7 @@ def test_fifo_pop_with_a_lost_response_is_repeated(run_test: Any) -> None:
 
 
 class Handled:
-    """What a handler got, and how it answers."""
+    """The messages of a handler, and its results."""
 
     def __init__(self, fixture: PopFixture, answers: dict[str, list[object]] | None = None) -> None:
         self.seen: list[tuple[str, int]] = []

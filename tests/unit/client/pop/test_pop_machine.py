@@ -1,11 +1,11 @@
-"""A popping consumer against a plain model: whatever happens and gets lost, in any order.
+"""A POP consumer against a simple model: any sequence of events and lost responses.
 
-- What was acknowledged in time never comes again.
-- What is lent to us does not come meanwhile.
-- Everything else comes again: nothing is lost.
+- A message that was acknowledged in time is never received again.
+- A message in flight is not received again meanwhile.
+- Every other message is redelivered: nothing is lost.
 
-(In order, what was acknowledged behind a message that was not comes again with it: brokers begin
-anew at the first that is open.)
+(In order, acknowledged messages behind an unacknowledged one are redelivered with it: brokers
+continue at the first open message.)
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class PopClientMachine(RuleBasedStateMachine):
     def now_ms(self) -> int:
         return self.session.clock.now_ms()
 
-    # --- what happens
+    # --- rules
 
     @rule(queue_id=st.integers(0, 3), count=st.integers(1, 5))
     def send(self, queue_id: int, count: int) -> None:
@@ -132,7 +132,7 @@ class PopClientMachine(RuleBasedStateMachine):
                 some = [] if receiving.exception() else receiving.result()
                 for message in some:
                     assert message.body not in self.acked
-                    self.in_flight[message.body] = message, 0  # nobody takes care of it
+                    self.in_flight[message.body] = message, 0  # no task handles it
             await asyncio.wait([receiving])
 
         self.loop.run_until_complete(give_up())
@@ -199,7 +199,7 @@ class PopClientMachine(RuleBasedStateMachine):
         return lost or None
 
     def everything_comes_in_the_end(self) -> None:
-        """And what was acknowledged does not: `take` looks for it."""
+        """Acknowledged messages are not received again: `take` checks it."""
         self.losses.clear()
         for _ in range(3):
             self.let_pass(11_000)

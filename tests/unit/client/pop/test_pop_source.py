@@ -1,4 +1,4 @@
-"""Answers to pops: receipts, and what can't be."""
+"""Responses to pops: receipt handles, and malformed responses."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A session without servers: brokers whose answers the test writes."""
+"""A session without servers: the test writes the brokers' responses."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -59,13 +59,13 @@ class Broker:
         return encode(code, fields, body, opaque=opaque, flag=flag, encoding=JSON)
 
     def requests(self) -> list[Frame]:
-        """What has come since the last time."""
+        """The requests since the last call."""
         data = self._calls.output.take()
-        room = memoryview(bytearray(data or b"\0"))
+        target = memoryview(bytearray(data or b"\0"))
         found, at = [], 0
         while at < len(data):
             request = Request()
-            request.bind(room)
+            request.bind(target)
             at += request.read(at, len(data))
             found.append(
                 Frame(
@@ -77,14 +77,14 @@ class Broker:
         return found
 
     def answer(self, frame: Frame, code: int = 0, **ext: str) -> None:
-        """Let an answer arrive."""
+        """Deliver a response."""
         fields = {"msgId": "AA", "queueId": frame.ext["e"], "queueOffset": "7", **ext}
         data = response(code, frame.opaque, frame.encoding, ext=fields, remark="set by the test")
         self._calls.request.bind(memoryview(bytearray(data)))
         assert self._calls.take_responses(0, len(data), 0) == len(data)
 
     def fail(self, error: type[PeerError]) -> None:
-        """Let all calls that wait fail."""
+        """Fail all pending calls."""
         pending, self._calls.pending = self._calls.pending, {}
         for call in pending.values():
             call.failed(error("set by the test", address=self.address))
@@ -133,8 +133,8 @@ class FakeCluster:
     def __getitem__(self, name: str) -> Broker:
         return self.brokers[name]
 
-    async def turn(self) -> None:
-        """Let everything happen that can happen now."""
+    async def run_pending(self) -> None:
+        """Run the loop until nothing is left to do."""
         await self.clock.elapse(0)
 
     async def end(self) -> None:
@@ -142,7 +142,7 @@ class FakeCluster:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
-    # --- what a session does
+    # --- methods of a session
 
     def with_namespace(self, name: str) -> str:
         return with_namespace(self.options.namespace, name)

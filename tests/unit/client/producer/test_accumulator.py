@@ -21,7 +21,7 @@ from penstock.testing.clock import VirtualClock
 
 
 class Sends:
-    """Takes batches down; answers them, or fails as told."""
+    """Records batches, and answers or fails them."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[list[bytes], MessageQueue | None]] = []
@@ -178,7 +178,7 @@ def test_unexpected_error_fails_each_message() -> None:
 
 
 def test_stored_messages_of_a_failed_batch_are_not_sent_again() -> None:
-    """As where one batch had to leave in two requests."""
+    """As for a batch that was split into two requests."""
 
     async def run() -> None:
         accumulator, sends, _ = _made()

@@ -1,4 +1,4 @@
-"""Which brokers a producer avoids, for how long, and what it takes instead."""
+"""Which brokers a producer avoids, for how long, and which it uses instead."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -157,12 +157,12 @@ def test_unreachable_broker_is_used_again_after_a_successful_probe() -> None:
         faults, prober, clock = _probed(None)
         await clock.elapse(30_000)
         assert prober.calls == 10
-        assert not faults.available("a")  # no message has to try it meanwhile
+        assert not faults.available("a")  # no message is sent to it meanwhile
         prober.up = True
         await clock.elapse(3_000)
         assert faults.available("a")
         assert faults.reachable("a")
-        assert prober.refreshed == 1  # the routes that we have may leave it out
+        assert prober.refreshed == 1  # the cached routes may lack it
         await clock.elapse(3_000)
         assert prober.refreshed == 2
         assert len(prober.tasks) == 2

@@ -1,4 +1,4 @@
-"""Request and reply: the side that asks, and the side that replies."""
+"""Request and reply: requester and replier."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -81,7 +81,7 @@ def _route(topic: str, *brokers: str) -> Route:
 
 
 class Sends:
-    """Takes sends down; `outcomes` are what becomes of them, in turn."""
+    """Records sends; `outcomes` are their results in order."""
 
     def __init__(self, *outcomes: Exception | None) -> None:
         self.sent: list[tuple[Message, MessageQueue | None, int]] = []
@@ -169,7 +169,7 @@ def test_request_first_sends_heartbeats_to_the_brokers_of_the_cluster() -> None:
             with pytest.raises(NoReply):
                 await asking
 
-        session.known = {"a"}  # the reply may come by the other one
+        session.known = {"a"}  # the reply may arrive through the other one
         await ask()
         assert session.heartbeats == 1
         await ask()
@@ -323,7 +323,7 @@ def test_request_to_a_topic_without_route_fails() -> None:
 
 
 class SetClock(VirtualClock):
-    """A clock whose time of day is set anew by `step_ms`."""
+    """A clock whose time of day is changed by `step_ms`."""
 
     step_ms = 0
 

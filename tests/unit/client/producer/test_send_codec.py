@@ -1,4 +1,4 @@
-"""Send requests as brokers read them, and their answers as receipts."""
+"""Encoding of send requests, and decoding of their responses."""
 
 from typing import Any
 
@@ -66,11 +66,11 @@ def make_pending(owner: RecordingOwner | None = None, **parts: Any) -> PendingSe
 
 
 def read(data: bytes) -> list[tuple[Request, dict[str, str], bytes]]:
-    room = memoryview(bytearray(data))
+    buffer = memoryview(bytearray(data))
     found, at = [], 0
     while at < len(data):
         request = Request()
-        request.bind(room)
+        request.bind(buffer)
         length = request.read(at, len(data))
         assert length > 0
         at += length

@@ -1,4 +1,4 @@
-"""Where messages go, what is tried again, and how much is under way: without a server."""
+"""Sending without a server: choice of queues, retries, limits of sends in flight."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -42,7 +42,7 @@ def test_queues_are_used_in_turn() -> None:
         cluster = FakeCluster(queues=3)
         sender = cluster.sender()
         sending = [sender.submit(ORDER) for _ in range(6)]
-        await cluster.turn()
+        await cluster.run_pending()
         sending += [sender.submit(ORDER) for _ in range(3)]
         frames = cluster["broker-a"].requests()
         ids = [int(frame.ext["e"]) for frame in frames]
@@ -64,7 +64,7 @@ def test_request_carries_the_message_without_changing_it() -> None:
         sender = cluster.sender()
         message = Message("Orders", b"one", "t", ["k1", "k2"], {"mine": "1"}, flag=9)
         sending = [sender.submit(message), sender.submit(message)]
-        await cluster.turn()
+        await cluster.run_pending()
         first, second = cluster["broker-a"].requests()
         assert (first.code, first.encoding, first.body) == (310, BINARY, b"one")
         fields = {name: first.ext[name] for name in "abcdfhn"}
@@ -93,13 +93,13 @@ def test_unknown_topic_uses_the_template_topic_until_it_has_a_route() -> None:
         sender = cluster.sender()
         for _ in range(9):
             sender.submit(Message("New", b"x"))
-        await cluster.turn()
+        await cluster.run_pending()
         frames = cluster["broker-a"].requests()
         assert {frame.ext["e"] for frame in frames} == {"0", "1", "2", "3"}
         assert "New" in sender.topics()
         sender.route_changed(cluster.add("New", queues=1))
         sender.submit(Message("New", b"x"))
-        await cluster.turn()
+        await cluster.run_pending()
         (frame,) = cluster["broker-a"].requests()
         assert frame.ext["e"] == "0"
         assert cluster.routes_asked == ["New", "TBW102"] or cluster.routes_asked == ["New"]
@@ -154,11 +154,11 @@ def test_retryable_response_is_retried_on_another_broker(code: int) -> None:
         cluster = FakeCluster("broker-a", "broker-b")
         sender = cluster.sender()
         sending = sender.submit(ORDER)
-        await cluster.turn()
+        await cluster.run_pending()
         first = next(b for b in cluster.brokers.values() if b._calls.pending)
         (frame,) = first.requests()
         first.answer(frame, code)
-        await cluster.turn()
+        await cluster.run_pending()
         (other,) = [b for b in cluster.brokers.values() if b is not first]
         (again,) = other.requests()
         assert properties_of(again)["UNIQ_KEY"] == properties_of(frame)["UNIQ_KEY"]
@@ -177,14 +177,14 @@ def test_other_responses_are_not_retried(code: int) -> None:
         cluster = FakeCluster("broker-a", "broker-b")
         sender = cluster.sender()
         sending = sender.submit(ORDER)
-        await cluster.turn()
+        await cluster.run_pending()
         first = next(b for b in cluster.brokers.values() if b._calls.pending)
         (frame,) = first.requests()
         first.answer(frame, code)
         with pytest.raises(PenstockError, match="set by the test") as caught:
             await sending
         assert caught.value.answer_code == code
-        assert sender.faults.available(first.name)  # the message's fault, not the broker's
+        assert sender.faults.available(first.name)  # an error of the message, not of the broker
 
     run(body())
 
@@ -194,7 +194,7 @@ def test_lost_and_unreachable_brokers_are_retried_elsewhere_until_retries_are_us
         cluster = FakeCluster("broker-a", "broker-b")
         sender = cluster.sender(retries=3)
         sending = sender.submit(ORDER)
-        await cluster.turn()
+        await cluster.run_pending()
         first = next(b for b in cluster.brokers.values() if b._calls.pending)
         (other,) = [b for b in cluster.brokers.values() if b is not first]
         first.up = other.up = False
@@ -206,7 +206,7 @@ def test_lost_and_unreachable_brokers_are_retried_elsewhere_until_retries_are_us
         assert kinds == [PeerLost, PeerUnreachable, PeerUnreachable, PeerUnreachable]
         assert caught.value.__cause__ is caught.value.attempts[-1]
         assert not sender.faults.reachable(first.name)
-        assert "Orders" in cluster.routes_asked  # maybe there is another route now
+        assert "Orders" in cluster.routes_asked  # the route may have changed
         await cluster.end()
 
     run(body())
@@ -217,7 +217,7 @@ def test_nothing_is_retried_after_the_timeout() -> None:
         cluster = FakeCluster("broker-a", "broker-b")
         sender = cluster.sender()
         sending = sender.submit(ORDER, timeout_ms=500)
-        await cluster.turn()
+        await cluster.run_pending()
         first = next(b for b in cluster.brokers.values() if b._calls.pending)
         await cluster.clock.elapse(500)
         first.fail(PeerTimeout)
@@ -233,7 +233,7 @@ def test_busy_broker_is_retried_until_the_timeout() -> None:
         cluster = FakeCluster()
         sender = cluster.sender(retries=1)
         sending = sender.submit(ORDER)
-        await cluster.turn()
+        await cluster.run_pending()
         for _ in range(5):
             (frame,) = cluster["broker-a"].requests()
             cluster["broker-a"].answer(frame, ResponseCode.SYSTEM_BUSY)
@@ -250,7 +250,7 @@ def test_zero_retries_means_one_attempt() -> None:
         cluster = FakeCluster()
         sender = cluster.sender(retries=0)
         sending = sender.submit(ORDER)
-        await cluster.turn()
+        await cluster.run_pending()
         (frame,) = cluster["broker-a"].requests()
         cluster["broker-a"].answer(frame, ResponseCode.SYSTEM_BUSY)
         with pytest.raises(SendFailed, match="1 attempt"):
@@ -273,7 +273,7 @@ def test_message_bound_to_a_queue_is_retried_on_that_queue(way: str) -> None:
             "selector": {"selector": lambda those, message: those[3]},
         }
         sending = [sender.submit(ORDER, **ways[way]) for _ in range(3)]
-        await cluster.turn()
+        await cluster.run_pending()
         broker = cluster[queues[place].broker_name]
         frames = broker.requests()
         assert [int(frame.ext["e"]) for frame in frames] == [queues[place].queue_id] * 3
@@ -327,7 +327,7 @@ def test_other_status_than_send_ok_is_returned_or_retried() -> None:
 
         async def send(sender: Any, *codes: int) -> SendReceipt:
             sending: asyncio.Future[SendReceipt] = sender.submit(ORDER)
-            await cluster.turn()
+            await cluster.run_pending()
             for code in codes:
                 broker = next(b for b in cluster.brokers.values() if b._calls.pending)
                 (frame,) = broker.requests()
@@ -337,7 +337,7 @@ def test_other_status_than_send_ok_is_returned_or_retried() -> None:
 
         assert (await send(plain, 10)).status is SendStatus.FLUSH_DISK_TIMEOUT
         assert (await send(careful, 12, 0)).status is SendStatus.SEND_OK
-        receipt = await send(careful, 11, 1, 13)  # what is stored is better than an error
+        receipt = await send(careful, 11, 1, 13)  # a stored message is better than an error
         assert receipt.status is SendStatus.SLAVE_NOT_AVAILABLE
         await cluster.end()
 
@@ -354,7 +354,7 @@ def test_messages_are_written_in_the_order_of_submission() -> None:
         while not broker.connects:
             await asyncio.sleep(0)
         sending.append(sender.submit(Message("Orders", b"5")))  # connected now: still behind them
-        await cluster.turn()
+        await cluster.run_pending()
         sending.append(sender.submit(Message("Orders", b"6")))
         frames = broker.requests()
         assert [frame.body for frame in frames] == [b"%d" % n for n in range(7)]
@@ -383,7 +383,7 @@ def test_sends_in_flight_are_limited() -> None:
         assert len(frames) == 2
         broker.answer(frames[0])
         given_up.cancel()
-        await cluster.turn()
+        await cluster.run_pending()
         (third,) = broker.requests()
         broker.answer(third)
         broker.answer(frames[1])
@@ -401,12 +401,12 @@ def test_flush_waits_for_earlier_sends() -> None:
         await sender.in_flight.flush()
         early = [sender.submit(ORDER), sender.submit(ORDER)]
         flushing = asyncio.ensure_future(sender.in_flight.flush())
-        await cluster.turn()
+        await cluster.run_pending()
         sender.submit(ORDER)
         one, two, three = broker.requests()
         broker.answer(three)
         broker.answer(one)
-        await cluster.turn()
+        await cluster.run_pending()
         assert not flushing.done()
         broker.answer(two)
         sender.submit(ORDER)
@@ -422,11 +422,11 @@ def test_response_to_a_cancelled_send_is_counted() -> None:
         cluster = FakeCluster()
         sender = cluster.sender()
         sending = sender.submit(ORDER)
-        await cluster.turn()
+        await cluster.run_pending()
         sending.cancel()
         assert sender.in_flight.count == 1
         (frame,) = cluster["broker-a"].requests()
-        cluster["broker-a"].answer(frame, 2)  # nobody wants it any more: no retry
+        cluster["broker-a"].answer(frame, 2)  # cancelled, so there is no retry
         assert sender.in_flight.count == 0
 
     run(body())
@@ -440,7 +440,7 @@ def test_signed_requests_carry_the_same_fields() -> None:
         cluster = FakeCluster(sign=sign)
         sender = cluster.sender()
         sending = sender.submit(ORDER)
-        await cluster.turn()
+        await cluster.run_pending()
         (frame,) = cluster["broker-a"].requests()
         assert (frame.encoding, frame.ext["Signature"]) == (JSON, "310:3")
         assert properties_of(frame)["KEYS"] == "k1 k2"
@@ -458,7 +458,7 @@ def test_long_bodies_are_compressed(kind: str | None) -> None:
         long, noise = b"ab" * 500, bytes(range(256))
         for content in (long, b"short", noise):
             sender.submit(Message("Orders", content))
-        await cluster.turn()
+        await cluster.run_pending()
         frames = cluster["broker-a"].requests()
         flags = [int(frame.ext["f"]) for frame in frames]
         expected = {"zlib": 0x301, "lz4": 0x101, "zstd": 0x201, None: 0}[kind]
@@ -499,7 +499,7 @@ def test_batches_are_split_by_topic_size_and_wait_stored() -> None:
         messages += [Message("Others", b"%d" % n) for n in range(2)]
         messages += [Message("Others", b"x", wait_stored=False)]
         sending = asyncio.ensure_future(sender.send_batch(messages))
-        await cluster.turn()
+        await cluster.run_pending()
         frames = broker.requests()
         assert sorted(frame.code for frame in frames) == [310, 320, 320, 320]
         assert all(len(frame.body) <= BATCH_BYTES_MAX for frame in frames)
@@ -521,7 +521,7 @@ def test_failed_batch_tells_how_many_messages_were_stored() -> None:
         sender = cluster.sender()
         messages = [Message(topic, b"x") for topic in ("Orders", "Orders", "Others")]
         sending = asyncio.ensure_future(sender.send_batch(messages))
-        await cluster.turn()
+        await cluster.run_pending()
         for frame in cluster["broker-a"].requests():
             many = frame.code == 320
             cluster["broker-a"].answer(frame, 0 if many else 13, msgId="A,B")
@@ -548,7 +548,7 @@ def test_internal_properties_move_to_the_header() -> None:
         )
         for message in (half, reply, back):
             sender.submit(message, internal=True)
-            await cluster.turn()
+            await cluster.run_pending()
         first, second, third = cluster["broker-a"].requests()
         assert (first.ext["f"], properties_of(first)["PGROUP"]) == ("4", "g")
         assert (second.code, second.ext["b"]) == (325, "c_REPLY_TOPIC")
@@ -564,9 +564,9 @@ def test_close_waits_for_sends_in_flight_and_refuses_further_ones() -> None:
         cluster = FakeCluster()
         sender = cluster.sender()
         sending = sender.submit(ORDER)
-        await cluster.turn()
+        await cluster.run_pending()
         closing = asyncio.ensure_future(sender.close(1_000))
-        await cluster.turn()
+        await cluster.run_pending()
         assert not closing.done()
         with pytest.raises(ClientClosed):
             sender.submit(ORDER)
@@ -577,7 +577,7 @@ def test_close_waits_for_sends_in_flight_and_refuses_further_ones() -> None:
 
         stuck = cluster.sender()
         sending = stuck.submit(ORDER)
-        await cluster.turn()
+        await cluster.run_pending()
         closing = asyncio.ensure_future(stuck.close(1_000))
         await cluster.clock.elapse(1_000)
         await closing

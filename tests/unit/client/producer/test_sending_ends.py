@@ -1,4 +1,4 @@
-"""Every way a send can end: its future is done, its place is free, and nothing is sent in vain."""
+"""Every way a send can end: its future is done, and it is no longer counted as in flight."""
 
 import asyncio
 import gc
@@ -41,8 +41,8 @@ def run(body: Coroutine[Any, Any, None]) -> None:
 
 
 async def answer_and_wait(cluster: FakeCluster, sending: "asyncio.Future[Any]") -> Any:
-    """Answer what has come to the first broker; the result of the send."""
-    await cluster.turn()
+    """Answer the requests of the first broker; returns the result of the send."""
+    await cluster.run_pending()
     for frame in cluster["broker-a"].requests():
         cluster["broker-a"].answer(frame)
     return await sending
@@ -91,7 +91,7 @@ def test_busy_brokers_are_retried_with_pauses() -> None:
         sender = cluster.sender(retries=2)
         sending = sender.submit(ORDER)
         for _ in range(20):
-            await cluster.turn()
+            await cluster.run_pending()
             for broker in cluster.brokers.values():
                 for frame in broker.requests():
                     broker.answer(frame, ResponseCode.SYSTEM_BUSY)
@@ -132,10 +132,10 @@ def test_cancelled_deferred_send_is_not_written() -> None:
         sender = cluster.sender()
         sender.submit(ORDER).cancel()
         again = sender.submit(ORDER)
-        await cluster.turn()
+        await cluster.run_pending()
         assert len(cluster["broker-a"].requests()) == 1
         cluster["broker-a"].fail(PeerLost)
-        await cluster.turn()
+        await cluster.run_pending()
         again.cancel()
         await cluster.clock.elapse(500)
         assert cluster["broker-a"].requests() == []
@@ -168,7 +168,7 @@ def test_close_wakes_all_waiters() -> None:
         sender = cluster.sender(in_flight_max=1)
         first = sender.submit(ORDER)
         waiting = [asyncio.ensure_future(sender.send(ORDER)) for _ in range(3)]
-        await cluster.turn()
+        await cluster.run_pending()
         closing = asyncio.ensure_future(sender.close(1_000))
         await answer_and_wait(cluster, first)
         await closing
@@ -184,7 +184,7 @@ def test_batch_count_is_limited_by_the_response_header() -> None:
         sender = cluster.sender()
         messages = [Message("Orders", b"%d" % n) for n in range(2 * BATCH_COUNT_MAX + 1)]
         sending = asyncio.ensure_future(sender.send_batch(messages))
-        await cluster.turn()
+        await cluster.run_pending()
         for frame in cluster["broker-a"].requests():
             ids = ["F" * 56] * (BATCH_COUNT_MAX if frame.code == 320 else 1)
             assert len(",".join(ids)) + 1_024 < HEADER_BYTES_MAX
@@ -223,13 +223,13 @@ def test_cancelled_batch_leaves_no_unretrieved_exception() -> None:
         sending = asyncio.ensure_future(
             sender.send_batch([Message("Orders", b"x"), Message("Others", b"x")])
         )
-        await cluster.turn()
+        await cluster.run_pending()
         _, other = cluster["broker-a"].requests()
         cluster["broker-a"].answer(other, 13)
         sending.cancel()
-        await cluster.turn()
+        await cluster.run_pending()
         cluster["broker-a"].fail(PeerLost)
-        await cluster.turn()
+        await cluster.run_pending()
         assert sending.cancelled()
         assert sender.in_flight.count == 0
         gc.collect()
@@ -247,7 +247,7 @@ def test_bodies_in_a_batch_are_checked() -> None:
         sending = asyncio.ensure_future(
             sender.send_batch([Message("Orders", content) for content in bodies])
         )
-        await cluster.turn()
+        await cluster.run_pending()
         (frame,) = cluster["broker-a"].requests()
         assert b"one" in frame.body
         assert b"two" in frame.body
@@ -270,12 +270,12 @@ def test_string_enum_members_are_accepted(many: bool) -> None:
         sending: asyncio.Future[Any]
         if many:
             sending = asyncio.ensure_future(sender.send_batch([message, message]))
-            await cluster.turn()
+            await cluster.run_pending()
             (frame,) = cluster["broker-a"].requests()
             assert b"TAGS\x01paid" in frame.body
         else:
             sending = sender.submit(message)
-            await cluster.turn()
+            await cluster.run_pending()
             (frame,) = cluster["broker-a"].requests()
             properties = properties_of(frame)
             assert (properties["TAGS"], properties["KEYS"]) == ("paid", "paid")
@@ -373,14 +373,14 @@ def test_close_cancels_route_queries() -> None:
         oneway = asyncio.ensure_future(
             sender.send_oneway(Message("Unknown", b"x"), timeout_ms=60_000)
         )
-        await cluster.turn()
+        await cluster.run_pending()
         closing = asyncio.ensure_future(sender.close(1_000))
         await cluster.clock.elapse(1_000)
         await closing
         for waiting in (sending, oneway):
             with pytest.raises(ClientClosed):
                 await waiting
-        await cluster.turn()
+        await cluster.run_pending()
         assert sender._route_queries == {}
         assert sender.in_flight.count == 0
 

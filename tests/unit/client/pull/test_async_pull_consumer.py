@@ -1,4 +1,4 @@
-"""Pull consumers: what poll returns, where it goes on, and what is stored of it."""
+"""Pull consumers: polling, positions, commits, rebalancing."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -49,7 +49,7 @@ class PullFixture:
         self.broker_fixture.store.publish()
 
     async def poll(self, count_max: int = 100) -> list[ReceivedMessage]:
-        """All that can be polled now."""
+        """All messages that can be polled now."""
         await self.session.elapse(1)
         return await self.consumer.poll(0, count_max=count_max)
 
@@ -178,7 +178,7 @@ def test_paused_queues_keep_fetched_messages(run_test: Any) -> None:
     async def body(fixture: PullFixture) -> None:
         consumer = fixture.consumer
         consumer.assign(Q[:2])
-        consumer.pause(Q[:1])  # before it has begun
+        consumer.pause(Q[:1])  # before it has started
         fixture.send(1, "x")
         assert await fixture.bodies() == ["x"]
         consumer.resume(Q[:1])
@@ -194,7 +194,7 @@ def test_paused_queues_keep_fetched_messages(run_test: Any) -> None:
     run_test(body)
 
 
-# --- moving
+# --- positions
 
 
 def test_seek(run_test: Any) -> None:
@@ -344,7 +344,7 @@ def test_offsets_are_committed_manually(run_test: Any) -> None:
 def test_start_position_of_a_new_group(run_test: Any) -> None:
     async def body(fixture: PullFixture) -> None:
         fixture.consumer.assign(Q[:1])
-        # Brokers say 0 for a group that is new to a young queue: it has all of it.
+        # Brokers return 0 for a new group on a young queue, which has all its messages.
         assert await fixture.bodies() == ["first"]
 
     run_test(body, start_at="last")
@@ -364,7 +364,7 @@ def test_broadcast_offsets_are_local(run_test: Any, tmp_path: Path) -> None:
     run_test(body, model="broadcast", offsets_path=file)
 
 
-# --- sharing
+# --- rebalancing
 
 
 def test_subscribed_topics_are_assigned_and_listeners_are_called(run_test: Any) -> None:
@@ -419,7 +419,7 @@ def test_subscriptions_are_in_heartbeats(run_test: Any) -> None:
         assert (data.consume_type, data.message_model) == ("CONSUME_ACTIVELY", "CLUSTERING")
         fixture.consumer.assign(Q)
         (data,) = core.consumers()
-        assert data.subscription_data_set == [], "assigned queues are nobody else's business"
+        assert data.subscription_data_set == [], "assigned queues are not subscribed"
         with pytest.raises(InvalidParameter, match="assigned"):
             fixture.consumer.subscribe("T")
 
@@ -434,7 +434,7 @@ def test_subscriptions_are_in_heartbeats(run_test: Any) -> None:
     run_test(subscribed)
 
 
-# --- what brokers ask
+# --- requests of brokers
 
 
 def send_request(fixture: PullFixture, code: int, body: bytes = b"", **ext: str) -> Any:

@@ -1,4 +1,4 @@
-"""Pull consumers, whatever happens and in any order: a machine against a model."""
+"""Pull consumers against a model, with any sequence of events."""
 
 import asyncio
 import tempfile
@@ -18,7 +18,7 @@ from tests.unit.client.pull.test_async_pull_consumer import PULL, PullFixture, Q
 
 
 class PullMachine(RuleBasedStateMachine):
-    """Two assigned queues against a model: where each is, and what was stored."""
+    """Two assigned queues against a model: positions and stored messages."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -45,7 +45,7 @@ class AsyncEcho:
         self.events.append(f"exit {error!r}")
 
     async def echo(self, text: str, *, times: int = 1) -> str:
-        """Say it again."""
+        """Return the text."""
         await asyncio.sleep(0)
         if not text:
             raise ValueError("nothing to say")
@@ -81,7 +81,7 @@ def test_sync_method_waits_for_the_asyncio_client() -> None:
         with pytest.raises(ValueError, match="nothing to say"):
             echo.echo("")
     assert echo.inner.events == ["start", "exit None"]
-    assert echo.echo.__doc__ == "Say it again."
+    assert echo.echo.__doc__ == "Return the text."
 
 
 def test_exit_passes_the_error_of_the_block_on() -> None:
@@ -270,23 +270,23 @@ def test_future_cancelled_before_the_start_is_done() -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_work_is_cancelled_once(count: int) -> None:
-    thread, told, tidied = LoopThread("test"), threading.Event(), threading.Event()
+    thread, progressed, tidied = LoopThread("test"), threading.Event(), threading.Event()
 
     async def work() -> None:
         try:
-            told.set()
+            progressed.set()
             await asyncio.get_running_loop().create_future()
         finally:
-            told.set()
+            progressed.set()
             await asyncio.sleep(0.02)
             tidied.set()
 
     future = thread.submit(work)
-    told.wait(10)
-    told.clear()
+    progressed.wait(10)
+    progressed.clear()
     for _ in range(count):
         future.cancel()
-        told.wait(10)
+        progressed.wait(10)
     assert tidied.wait(10)
     thread.stop()
 

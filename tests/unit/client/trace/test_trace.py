@@ -1,4 +1,4 @@
-"""Traces: what is written for each event, how it leaves, what is read back."""
+"""Traces: the records of each event, their sending and their decoding."""
 
 import asyncio
 from collections.abc import Awaitable, Coroutine
@@ -30,7 +30,7 @@ ID = "7F0000010539659C1B2D6D5B2F0A0000"
 
 
 class Traces:
-    """Takes the messages of traces that are sent."""
+    """Records sent trace messages."""
 
     def __init__(self) -> None:
         self.sent: list[Message] = []

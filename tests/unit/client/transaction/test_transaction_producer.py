@@ -1,4 +1,4 @@
-"""Transactions: what is sent as a half, how it is ended, what a broker's question leads to."""
+"""Transactions: half messages, commit and rollback, answers to check-backs."""
 
 import asyncio
 import base64
@@ -187,7 +187,7 @@ def test_handle_with_a_bad_address_is_refused() -> None:
     assert TransactionHandle.parse(str(nowhere)) == nowhere
 
 
-# --- halves and their ends
+# --- half messages, commit and rollback
 
 
 def test_prepare_sends_a_half_message_and_returns_its_handle() -> None:
@@ -201,7 +201,7 @@ def test_prepare_sends_a_half_message_and_returns_its_handle() -> None:
         assert half.properties == {"own": "1", "TRAN_MSG": "true", "PGROUP": "ns%g"}
         assert message.properties == {"own": "1"}
         await asyncio.gather(*session.spawned)
-        assert session.known  # the broker could not ask us otherwise
+        assert session.known  # otherwise the broker could not send checks
 
     _run(run())
 
@@ -476,8 +476,8 @@ def test_check_back_of_an_open_block_is_answered_with_unknown() -> None:
         async with producer.transaction(Message("T", b"x")) as transaction:
             await _answer(producer, _ask())
             assert not checked, "the work beside it is under way: what could a check say"
-            [(_, told)] = session.oneways
-            assert (told["commitOrRollback"], told["fromTransactionCheck"]) == ("0", "true")
+            [(_, header)] = session.oneways
+            assert (header["commitOrRollback"], header["fromTransactionCheck"]) == ("0", "true")
             transaction.decision = Decision.UNKNOWN
         await _answer(producer, _ask())
         assert checked == [HANDLE.message_id]

@@ -105,7 +105,7 @@ def offsets_of(builder: ColumnBuilder) -> list[int]:
 
 
 def log_of(*records: bytes, begin: int = 0) -> bytes:
-    """The records as a log holds them: each says where it lies."""
+    """The records as in a log, each with its log offset."""
     log = bytearray()
     for one in records:
         placed = bytearray(one)
@@ -266,7 +266,7 @@ def test_body_that_can_not_be_decompressed_is_reported() -> None:
     assert offsets_of(builder) == [0, 1, 2]
 
 
-# --- answers
+# --- pull responses
 
 
 def test_only_offsets_in_range_are_added_and_once() -> None:
@@ -518,7 +518,7 @@ def test_unwritten_sector_is_reported() -> None:
     plain[len(plain) - len(text) :] = text
     why, builder = read_log(log_of(bytes(plain)))
     assert (why, builder.rows) == (DONE, 1)
-    plain[88] ^= 1  # a body that nobody asked to check
+    plain[88] ^= 1  # a body that is not checked
     why, builder = read_log(log_of(bytes(plain)))
     assert (why, builder.rows, builder.problem) == (DONE, 1, "")
     assert read_log(log_of(bytes(plain)), check_crc=True)[0] == BAD
@@ -552,6 +552,6 @@ def test_damaged_logs_never_crash_the_builder(data: st.DataObject) -> None:
             assert builder.position == end
             break
         at = builder.resume
-        if at < 0:  # as a caller would that knows where the next record begins
+        if at < 0:  # as a caller that knows where the next record starts
             at = next((start for start in starts if start > builder.position), -1)
     builder.take().validate(full=True)

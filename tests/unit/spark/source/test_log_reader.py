@@ -1,4 +1,4 @@
-"""`mode=log`: every record once whatever the slices; ends are quiet, damage is not."""
+"""`mode=log`: every record is read once with any slices; damage is reported."""
 
 import itertools
 import logging
@@ -130,7 +130,7 @@ def test_slices_are_planned_by_task_count_and_written_bytes(tmp_path: Path) -> N
     assert [part.task for part in slices] == sorted(part.task for part in slices)
     assert {part.task for part in slices} == set(range(20))
     assert read(slices) == rows_of(model.stored)
-    assert slices[-1].end == SEGMENT_BYTES  # nothing that is written meanwhile falls between
+    assert slices[-1].end == SEGMENT_BYTES  # no record written meanwhile is missed
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_paths_without_a_log_are_refused(tmp_path: Path) -> None:
     assert plan_scan(str(tmp_path), ALL) == []
 
 
-# --- under a broker that writes, and what goes missing in odd places
+# --- a running broker, and missing files
 
 
 def test_record_completed_during_the_search_is_no_loss(
@@ -303,7 +303,7 @@ def test_record_completed_during_the_search_is_no_loss(
     model = model_of(20)
     paths = write(tmp_path, model)
     late = model.stored[7]
-    with paths[0].open("r+b") as file:  # as a read sees it that began before the broker wrote it
+    with paths[0].open("r+b") as file:  # as seen by a read that started before the broker's write
         file.seek(late.offset)
         file.write(bytes(late.message.size()))
 
@@ -363,7 +363,7 @@ def test_empty_middle_file_is_a_loss(tmp_path: Path) -> None:
 
 
 def test_files_of_different_lengths_are_read_completely(tmp_path: Path) -> None:
-    """A store whose files were made longer once: where each one ends the next begins."""
+    """A store whose file size was increased once."""
     blank = (8).to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big", signed=True)
     begin, offsets = 0, 0
     for count in (6, 3, 3):
@@ -387,7 +387,7 @@ def test_file_deleted_by_retention_after_planning(
     assert read(slices, going_on) == rows_of(kept)
     assert "data loss" in caplog.text
     (tmp_path / "commitlog").rename(tmp_path / "elsewhere")
-    with pytest.raises(ReadFailed, match="can't be read"):  # not there at all: no loss of the log
+    with pytest.raises(ReadFailed, match="can't be read"):  # missing completely: not a loss
         read(slices, going_on)
 
 
@@ -406,7 +406,7 @@ def test_other_files_and_files_deleted_during_the_listing_are_skipped(
 def test_files_created_during_the_listing_are_not_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A directory may name a file that was made during the listing, and not the one before it."""
+    """A listing may have a file that was created during it, and lack the one before."""
     model = model_of(100)
     paths = write(tmp_path, model)
     listings = [[paths[0], paths[2]], paths]

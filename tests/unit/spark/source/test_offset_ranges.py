@@ -1,4 +1,4 @@
-"""What each task of Spark's reads."""
+"""The offset ranges of Spark's tasks."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Offsets of the Spark source: JSON, limits per batch, and what is missing."""
+"""Offsets of the Spark source: JSON, limits per batch, lost messages."""
 
 import json
 

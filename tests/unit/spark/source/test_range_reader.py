@@ -1,4 +1,4 @@
-"""Every offset of a part is accounted for, whatever a broker answers."""
+"""Every offset of a range is read or reported as lost, with any response of a broker."""
 
 import asyncio
 from collections.abc import Sequence
@@ -145,7 +145,7 @@ def test_messages_missing_in_a_response_are_a_loss(monkeypatch: pytest.MonkeyPat
 
 
 def test_no_match_without_tags_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entries of the queue are there, but not their messages."""
+    """The queue has entries, but the messages are missing."""
     answers = {10: answer(AGAIN, 18), 18: answer(OK, 30, range(18, 30))}
     text, found, lost = lost_and_found(monkeypatch, answers)
     assert "offsets 10 to 17 are wanted" in text
@@ -162,7 +162,7 @@ def test_gaps_are_normal_with_tags(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_queue_entries_are_a_loss_with_tags(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Brokers say "not found", and not "none of these", where a queue has a hole."""
+    """Brokers answer "not found", and not "no match", at a gap in a queue."""
     answers = {10: answer(NOTHING, 20), 20: answer(OK, 30, range(20, 30))}
     text, found, lost = lost_and_found(monkeypatch, answers, tags="a")
     assert "offsets 10 to 19 are wanted" in text
@@ -179,7 +179,7 @@ def test_unreadable_record_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_record_of_unknown_length_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where its size can't be believed the rest of the answer is asked for again."""
+    """If a size is not plausible the rest of the response is pulled again."""
     bad = b"\x7f\xff\xff\xff" + record(15)[4:]
     answers = {
         10: answer(OK, 30, body=b"".join(map(record, range(10, 15))) + bad),

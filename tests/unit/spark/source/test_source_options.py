@@ -1,4 +1,4 @@
-"""Options of the Spark source: kinds, names, and what can't be meant together."""
+"""Options of the Spark source: types, names, contradictions."""
 
 import pickle
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The stream over topics, call by call as Spark makes them, over a cluster that is made up."""
+"""The stream reader with the calls that Spark makes, on a fake cluster."""
 
 import json
 from collections.abc import Iterable
@@ -89,7 +89,7 @@ class FakeCluster:
 
 
 class Stream:
-    """Spark's part: asks for batches, keeps the offsets, and has each batch read."""
+    """Simulates Spark: requests batches, keeps the offsets, and reads each batch."""
 
     def __init__(self, cluster: FakeCluster, *, now: bool = False, **options: str) -> None:
         given = SourceOptions.of({"subscribe": "orders", **options}, stream=True)
@@ -103,7 +103,7 @@ class Stream:
             self.reader.prepareForTriggerAvailableNow()
 
     def batch(self, limit: ReadLimit | None = None) -> dict[tuple[str, int], tuple[int, int]]:
-        """What the next batch reads: by broker and queue; nothing if there is none."""
+        """The ranges of the next batch by broker and queue; empty if there is none."""
         self.clock.advance(QUEUE_REFRESH_MS)
         start = self.reader.initialOffset() if self.at is None else self.at
         end = self.reader.latestOffset(start, limit or self.reader.getDefaultReadLimit())
@@ -383,7 +383,7 @@ def test_shrunk_queue_is_a_loss() -> None:
 
 
 def test_shrunk_queue_does_not_wait_for_more() -> None:
-    """Else the loss would be told anew each time that Spark asks."""
+    """Otherwise the loss would be reported again with each request of Spark."""
     cluster = FakeCluster({Q[0]: 50})
     stream = Stream(cluster, failOnDataLoss="false", minOffsetsPerTrigger="10")
     stream.batch()
@@ -449,7 +449,7 @@ def test_repeated_batch_with_a_truncated_end_is_a_loss() -> None:
 
 
 def test_repeated_batch_of_a_deleted_topic_is_a_loss() -> None:
-    """The NameServers do not know where it was: only its broker can say that it is gone."""
+    """The NameServers have no route: only the broker can report that the topic is deleted."""
     cluster = FakeCluster({B: 20})
     cluster.unavailable = cluster.deleted = {Q[0]}
     start = {"orders": {"broker-a": {"0": 5}, "broker-b": {"0": 5}}}

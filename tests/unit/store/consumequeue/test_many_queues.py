@@ -66,7 +66,7 @@ def wait_for_pool(store: MessageStore) -> None:
     store.disk.close()  # waits for submitted work; the next submission makes a new pool
 
 
-def let_rest(store: MessageStore, now_ms: int) -> None:
+def unmap_queues(store: MessageStore, now_ms: int) -> None:
     for n in range(1, 5):
         store.tick(now_ms + n * 60_000)
         wait_for_pool(store)
@@ -76,19 +76,19 @@ def test_idle_queues_use_no_handle_and_little_memory(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
     try:
-        _live_through(tmp_path)
+        _check_generations(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def _live_through(root: Path) -> None:
+def _check_generations(root: Path) -> None:
     before, before_kib = handles(), own_kib()
     store = MessageStore(root, CONFIG, now_ms=NOW_MS)
     files = handles() - before
     most = send_to_all(store, b"first", NOW_MS)
     # The thread pool and a new index file need a handle now and then.
     assert most - before - files <= MAPPED_MAX + 8
-    let_rest(store, NOW_MS)
+    unmap_queues(store, NOW_MS)
     idle = handles() - before - files
     assert idle <= 2
     count = len(store.queues.rows)

@@ -127,7 +127,7 @@ def test_a_removed_queue_can_still_be_used_safely(stores: StoreFixture) -> None:
         queue.reserve(1)
 
 
-class Sneaky(Disk):
+class RemovingDisk(Disk):
     """Removes a topic in the middle of a maintenance run, as the event loop may."""
 
     threads = False
@@ -142,7 +142,7 @@ class Sneaky(Disk):
 
 
 def test_a_queue_can_be_removed_during_a_flush(stores: StoreFixture) -> None:
-    disk = Sneaky()
+    disk = RemovingDisk()
     store = stores.open(disk)
     send(store, "t", *numbered("old", 20))
     disk.store = store
@@ -296,7 +296,7 @@ def test_offsets_of_a_recreated_topic_survive_a_restart(
     assert store.report.warnings() == []
 
 
-def long_past(stores: StoreFixture) -> MessageStore:
+def store_with_old_messages(stores: StoreFixture) -> MessageStore:
     """A store with messages so far behind its checkpoint that recovery does not read them."""
     store = stores.open()
     for n in range(200):
@@ -309,7 +309,7 @@ def long_past(stores: StoreFixture) -> MessageStore:
 
 
 def test_a_crash_that_undoes_the_rename_restores_no_messages(stores: StoreFixture) -> None:
-    store = long_past(stores)
+    store = store_with_old_messages(stores)
     topic, copy = store.paths.queues / "t", store.paths.root / "copy"
     shutil.copytree(topic, copy)
     remove(store)
@@ -324,7 +324,7 @@ def test_a_crash_that_undoes_the_rename_restores_no_messages(stores: StoreFixtur
 
 
 def test_a_removed_topic_does_not_extend_the_replay_after_a_crash(stores: StoreFixture) -> None:
-    store = long_past(stores)
+    store = store_with_old_messages(stores)
     remove(store)
     send(store, "t", "new")
     flush(store)
@@ -427,19 +427,19 @@ def test_a_log_shortened_by_a_power_cut_accepts_new_records_at_the_same_offsets(
     send(store, "t", *numbered("old", 8))
     remove(store)
     end = store.log.end
-    root = disk.crash(tmp_path / "1", Nothing())
+    root = disk.crash(tmp_path / "1", OnlySyncedSurvives())
     disk = FaultyDisk(root)
     store = MessageStore(root, small_config(), disk=disk, now_ms=NOW_MS)
     assert store.log.end < end
     send(store, "t", "new")
     assert store.log.end < end
     flush(store)
-    disk = FaultyDisk(disk.crash(tmp_path / "2", Nothing()))
+    disk = FaultyDisk(disk.crash(tmp_path / "2", OnlySyncedSurvives()))
     store = MessageStore(disk.root, small_config(), disk=disk, now_ms=NOW_MS)
     assert seen(store) == ["new"]
 
 
-class Nothing(Random):
+class OnlySyncedSurvives(Random):
     """The worst power cut: only synced data survives."""
 
     def random(self) -> float:

@@ -38,7 +38,7 @@ def fill(store: MessageStore, count: int, *, first: int = 0, step_ms: int = 1000
     flush(store)
 
 
-def holds(store: MessageStore, count: int) -> None:
+def assert_messages(store: MessageStore, count: int) -> None:
     """The store has exactly the first `count` messages, in queues and index."""
     assert bodies(store, queue_id=0) == [body(n) for n in range(0, count, 2)]
     assert bodies(store, queue_id=1) == [body(n) for n in range(1, count, 2)]
@@ -73,9 +73,9 @@ def test_a_clean_start_opens_no_queue_file(stores: StoreFixture) -> None:
     assert store.report.records == 0
     assert store.paths.abort.exists()
     assert not store.paths.snapshot.exists()
-    holds(store, 30)
+    assert_messages(store, 30)
     fill(store, 4, first=30)
-    holds(store, 34)
+    assert_messages(store, 34)
 
 
 SNAPSHOTS = {
@@ -97,10 +97,10 @@ def test_a_store_opens_without_its_snapshot(stores: StoreFixture, content: bytes
         store.paths.snapshot.write_bytes(content)
     store = stores.open()
     assert store.report.log_end == store.log.end
-    holds(store, 30)
+    assert_messages(store, 30)
     fill(store, 4, first=30)
     stores.close(store)
-    holds(stores.open(), 34)
+    assert_messages(stores.open(), 34)
 
 
 def test_an_outdated_snapshot_is_ignored(stores: StoreFixture) -> None:
@@ -112,7 +112,7 @@ def test_an_outdated_snapshot_is_ignored(stores: StoreFixture) -> None:
     fill(store, 10, first=10)
     stores.close(store)
     store.paths.snapshot.write_bytes(old)
-    holds(stores.open(), 20)
+    assert_messages(stores.open(), 20)
 
 
 def test_topics_deleted_by_another_program_are_detected(stores: StoreFixture) -> None:
@@ -179,10 +179,10 @@ def test_nothing_is_lost_after_a_crash(stores: StoreFixture, append_by: str) -> 
     store = stores.open(append_by=append_by)
     assert not store.report.clean
     assert store.report.records == 30
-    holds(store, 30)
+    assert_messages(store, 30)
     fill(store, 5, first=30)
     stores.crash(store)
-    holds(stores.open(append_by=append_by), 35)
+    assert_messages(stores.open(append_by=append_by), 35)
 
 
 def test_queues_and_index_are_rebuilt(stores: StoreFixture) -> None:
@@ -191,7 +191,7 @@ def test_queues_and_index_are_rebuilt(stores: StoreFixture) -> None:
     stores.crash(store)
     shutil.rmtree(store.paths.queues)
     shutil.rmtree(store.paths.index)
-    holds(stores.open(), 30)
+    assert_messages(stores.open(), 30)
 
 
 def test_a_partial_record_at_the_end_is_cut(stores: StoreFixture) -> None:
@@ -203,9 +203,9 @@ def test_a_partial_record_at_the_end_is_cut(stores: StoreFixture) -> None:
     assert store.report.cut_reason is not None
     assert "CRC" in store.report.cut_reason
     assert str(store.log.end) in store.report.cut_reason
-    holds(store, 19)
+    assert_messages(store, 19)
     fill(store, 5, first=19)
-    holds(store, 24)
+    assert_messages(store, 24)
 
 
 def test_nothing_stale_stays_behind_the_cut(stores: StoreFixture) -> None:
@@ -219,7 +219,7 @@ def test_nothing_stale_stays_behind_the_cut(stores: StoreFixture) -> None:
     assert [s.start for s in store.log.segments.items] == [0, SEGMENT_BYTES]
     assert not log_file(store, 2).exists()
     assert log_file(store, 1).read_bytes()[cut - SEGMENT_BYTES :].strip(b"\0") == b""
-    holds(store, store.report.records)
+    assert_messages(store, store.report.records)
 
 
 def test_a_bad_blank_ends_the_log(stores: StoreFixture) -> None:
@@ -303,7 +303,7 @@ def test_ticks_advance_the_checkpoint_and_shorten_the_replay(stores: StoreFixtur
     store = stores.open()
     assert store.report.replayed_from == 1 * SEGMENT_BYTES  # its first record is old enough
     assert store.report.records < 24
-    holds(store, 24)
+    assert_messages(store, 24)
 
 
 def test_the_log_time_waits_for_the_flusher(stores: StoreFixture) -> None:
@@ -324,7 +324,7 @@ def test_without_a_checkpoint_everything_is_replayed(stores: StoreFixture) -> No
     store.paths.checkpoint.unlink()
     store = stores.open()
     assert (store.report.replayed_from, store.report.records) == (0, 20)
-    holds(store, 20)
+    assert_messages(store, 20)
 
 
 # --- segments
@@ -338,7 +338,7 @@ def test_a_short_last_segment_is_extended(stores: StoreFixture) -> None:
     last.write_bytes(last.read_bytes()[:1500])
     store = stores.open()
     assert last.stat().st_size == SEGMENT_BYTES
-    holds(store, store.report.records)
+    assert_messages(store, store.report.records)
 
 
 def test_an_empty_last_segment_is_deleted(stores: StoreFixture) -> None:
@@ -346,7 +346,7 @@ def test_an_empty_last_segment_is_deleted(stores: StoreFixture) -> None:
     fill(store, 3)
     stores.crash(store)
     log_file(store, 1).touch()
-    holds(stores.open(), 3)
+    assert_messages(stores.open(), 3)
 
 
 def test_a_missing_segment_is_named_in_the_error(stores: StoreFixture) -> None:

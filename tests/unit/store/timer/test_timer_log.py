@@ -280,7 +280,7 @@ def add(files: TimerStore, slot_ms: int, number: int) -> None:
     )  # fmt: skip
 
 
-def note(files: TimerStore, queue_offset: int) -> None:
+def save_checkpoint(files: TimerStore, queue_offset: int) -> None:
     progress = TimerProgress(files.progress.read_ms, files.log.end, queue_offset)
     files.flush_job(progress, 0)()
     files.flush_done()
@@ -290,7 +290,7 @@ def test_units_of_messages_lost_in_a_power_cut_are_removed(tmp_path: Path) -> No
     files = make_store(tmp_path)
     for number in range(4):
         add(files, NOW_MS + 5000, number)
-    note(files, 4)
+    save_checkpoint(files, 4)
     for number in range(4, 9):
         add(files, NOW_MS + 5000 + number % 2 * 1000, number)
     files.flush_job(None, 0)()  # written, and no checkpoint for it
@@ -329,7 +329,7 @@ def test_a_slot_is_kept_until_its_delivery_is_durable(tmp_path: Path) -> None:
     files = make_store(tmp_path)
     slot_ms = NOW_MS - NOW_MS % (1000 * PAGE_SLOTS) + 1000 * PAGE_SLOTS  # the start of a page
     add(files, slot_ms, 0)
-    note(files, 1)
+    save_checkpoint(files, 1)
     files.pass_slots(slot_ms + 5000)  # delivered, and not durable yet
     files.flush_job(None, 0)()
     files.flush_done()
@@ -346,7 +346,7 @@ def test_a_slot_is_kept_until_its_delivery_is_durable(tmp_path: Path) -> None:
 def test_a_unit_that_is_its_own_predecessor_is_damage(tmp_path: Path) -> None:
     files = make_store(tmp_path)
     add(files, NOW_MS + 5000, 0)
-    note(files, 1)
+    save_checkpoint(files, 1)
     add(files, NOW_MS + 5000, 1)
     files.flush_job(None, 0)()
     files.close()

@@ -1,4 +1,4 @@
-"""Handing messages to handlers: tasks, threads, failures, timeouts, the end."""
+"""Concurrent dispatch: tasks, threads, failures, timeouts, close."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Handlers in disguise, handlers that raise or hang, queues that go, threads that can't be had."""
+"""Unusual handlers, handlers that raise or hang, dropped queues, threads that fail to start."""
 
 import asyncio
 import threading
@@ -59,7 +59,7 @@ def test_generator_functions_are_refused_as_handlers() -> None:
 
 
 class Ended(BaseException):
-    """As pytest's and others' outcomes: no Exception."""
+    """A BaseException, as the outcomes of pytest and others."""
 
 
 @pytest.mark.parametrize("batch", [1, 2])

@@ -1,4 +1,4 @@
-"""`async for` over messages: when they are done, and when there are no more."""
+"""`async for` over messages: when they are finished, and when the iterator ends."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

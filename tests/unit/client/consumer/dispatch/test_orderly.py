@@ -1,4 +1,4 @@
-"""Locks of queues, and messages that keep their order whatever fails."""
+"""Queue locks, and the order of messages despite failures."""
 
 import asyncio
 from collections.abc import Callable
@@ -191,7 +191,7 @@ def test_nothing_is_handled_without_the_lock() -> None:
         one.submit(1)
         await one.clock.elapse(50_000)
         assert one.tried == []
-        await one.clock.elapse(15_000)  # the other is dead: brokers forget it after a minute
+        await one.clock.elapse(15_000)  # the other member is dead: its locks expire after a minute
         assert one.seen == [1]
 
     run(body())
@@ -376,7 +376,7 @@ def test_lock_lost_while_waiting_for_a_slot_is_respected() -> None:
 
 
 class Hangs(FakeSession):
-    """A session one of whose brokers does not answer."""
+    """A session with a broker that does not answer."""
 
     def __init__(self, cluster: FakeCluster, broker_name: str) -> None:
         super().__init__(cluster)

@@ -1,4 +1,4 @@
-"""Failed messages on their way back."""
+"""Failed messages are sent back to a broker."""
 
 import pytest
 
