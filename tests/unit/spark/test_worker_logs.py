@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.spark.source.data_source import DefaultSource, prepare_worker
+from penstock.spark.source.batch_readers import prepare_worker
+from penstock.spark.source.data_source import DefaultSource
 from penstock.spark.worker_logs import PACKAGE, WorkerLog
 
 OPTIONS = {"subscribe": "orders", "nameserver": "127.0.0.1:1"}

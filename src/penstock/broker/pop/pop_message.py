@@ -141,7 +141,7 @@ class Pop:
         return self.revive_log.checkpoints.pinned_from()
 
     def add_metrics(self, registry: Registry) -> None:
-        add_pop_metrics(registry, self)
+        add_pop_metrics(registry, self.revive_log, self.revive)
 
     def _read_queues(self, topic: str) -> int:
         config = self._context.topics.get(topic)

@@ -1,35 +1,30 @@
 """Metrics of POP, with RocketMQ's names where it has them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from penstock.broker.pop.revive import Revive
+from penstock.broker.pop.revive_log import ReviveLog
 from penstock.metrics import Registry
 from penstock.wire.codes import RETRY_TOPIC_PREFIX, is_system_group, is_system_topic
-
-if TYPE_CHECKING:
-    from penstock.broker.pop.pop_message import Pop
 
 Sample = tuple[Sequence[str], float]
 
 
-def add_pop_metrics(registry: Registry, pop: Pop) -> None:
+def add_pop_metrics(registry: Registry, revive_log: ReviveLog, revive: Revive) -> None:
     """Register all metrics of POP."""
-    revive_log, revive = pop.revive_log, pop.revive
     labels = ("consumer_group", "topic", "revive_message_type")
     registry.gauge(
         "rocketmq_consumer_inflight_messages",
         "Popped messages that are neither acknowledged nor revived.",
         ("consumer_group", "topic", "is_system", "is_retry"),
-        read=lambda: _in_flight(pop),
+        read=lambda: _in_flight(revive_log),
     )
     registry.counter(
         "rocketmq_pop_revive_in_message_total",
         "Entries written to the revive log.",
         (*labels, "put_status"),
-        read=lambda: _written(pop),
+        read=lambda: _written(revive_log),
     )
     registry.counter(
         "rocketmq_pop_revive_out_message_total",
@@ -66,9 +61,9 @@ def add_pop_metrics(registry: Registry, pop: Pop) -> None:
     )
 
 
-def _in_flight(pop: Pop) -> Iterator[Sample]:
+def _in_flight(revive_log: ReviveLog) -> Iterator[Sample]:
     sums: Counter[tuple[str, str]] = Counter()
-    for (topic, group, _), count in list(pop.revive_log.checkpoints.in_flight.items()):
+    for (topic, group, _), count in list(revive_log.checkpoints.in_flight.items()):
         sums[group, topic] += count
     for (group, topic), count in sums.items():
         system = is_system_topic(topic) or is_system_group(group)
@@ -76,6 +71,6 @@ def _in_flight(pop: Pop) -> Iterator[Sample]:
         yield (group, topic, *marks), count
 
 
-def _written(pop: Pop) -> Iterator[Sample]:
-    for key, count in list(pop.revive_log.entries_written.items()):
+def _written(revive_log: ReviveLog) -> Iterator[Sample]:
+    for key, count in list(revive_log.entries_written.items()):
         yield (*key, "PUT_OK"), count

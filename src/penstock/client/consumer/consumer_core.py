@@ -65,7 +65,9 @@ class ConsumerCore:
         self._pull_failures = PullFailures()
         self._starting: asyncio.Task[None] | None = None
         self._closing = False
-        self.offsets: OffsetStore = make_offset_store(session, self.group, options)
+        self.offsets: OffsetStore = make_offset_store(
+            session, self.group, broadcast=options.broadcast, offsets_path=options.offsets_path
+        )
         self._retry_subscription: Subscription | None = None
         if not options.broadcast:
             self._retry_subscription = Subscription(RETRY_TOPIC_PREFIX + self.group)

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from penstock.client.client_session import Session
 from penstock.errors import BadSetting, BodyError, PenstockError, Refused
@@ -21,9 +21,6 @@ from penstock.wire.bodies.admin_bodies import ResetOffsetBody
 from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.java_numbers import parse_nonnegative
-
-if TYPE_CHECKING:
-    from penstock.client.consumer.consumer_options import QueueConsumerOptions
 
 log = logging.getLogger(__name__)
 
@@ -298,10 +295,12 @@ class LocalFileOffsetStore(OffsetTable):
         os.replace(new, path)
 
 
-def make_offset_store(session: Session, group: str, options: "QueueConsumerOptions") -> OffsetStore:
+def make_offset_store(
+    session: Session, group: str, *, broadcast: bool, offsets_path: str | os.PathLike[str] | None
+) -> OffsetStore:
     """The offset store of a consumer: local for broadcast, else at the brokers."""
-    if options.broadcast:
-        return LocalFileOffsetStore(options.offsets_path)
+    if broadcast:
+        return LocalFileOffsetStore(offsets_path)
     return RemoteBrokerOffsetStore(session, group)
 
 

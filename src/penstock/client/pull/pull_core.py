@@ -43,7 +43,9 @@ class PullCore:
         self._allocated: dict[str, frozenset[MessageQueue]] = {}  # by topic, by the rebalancer
         self._started_ms = 0
         self._rates = Rates(session.clock)
-        self.offsets: OffsetStore = make_offset_store(session, self.group, options)
+        self.offsets: OffsetStore = make_offset_store(
+            session, self.group, broadcast=options.broadcast, offsets_path=options.offsets_path
+        )
         self.queues = PulledQueues(
             session,
             self.group,

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from penstock.clock import Clock, LoopClock
 from penstock.errors import BadSetting, PenstockError
 from penstock.spark.cluster_metadata import ClusterMetadata
-from penstock.spark.source.data_source import (
+from penstock.spark.source.batch_readers import (
     ArrowRows,
     boundary_offsets,
     make_partitions,
