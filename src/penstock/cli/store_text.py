@@ -8,7 +8,7 @@ from penstock.store.tools.dump import plain_body
 from penstock.store.tools.inspection import StoreFiles
 from penstock.store.tools.problem import Problem
 from penstock.store.tools.survey import StoreStatistics, state_of
-from penstock.store.tools.verify import Totals
+from penstock.store.tools.verification_state import Totals
 from penstock.wire.message import StoredMessage
 
 

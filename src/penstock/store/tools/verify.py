@@ -19,27 +19,21 @@ A store that a process has open is checked up to where it was written when the c
 import itertools
 from collections.abc import Iterator
 
-import msgspec
-
 from penstock.errors import ReadFailed
 from penstock.store.tools.file_pieces import LogFile, read_piece
-from penstock.store.tools.inspection import QueueEntries, StoreFiles
 from penstock.store.tools.log_scan import (
     AT_BLANK,
     AT_END,
     MORE,
     LogScan,
     LogWindow,
-    QueueComparison,
 )
 from penstock.store.tools.problem import DAMAGE, NOTE, Problem
-from penstock.store.tools.survey import Progress, dispatched_end
+from penstock.store.tools.verification_state import VerificationState
 from penstock.store.tools.verify_index import check_index
 from penstock.store.tools.verify_queues import check_queues
 from penstock.wire.record import PROBLEMS, RECORD
 
-SCHEDULE_TOPIC = b"SCHEDULE_TOPIC_XXXX"
-"""Entries of these queues hold the delivery time where others have a tag hash."""
 SECTOR_BYTES = 512
 TORN_BYTES_LEAST = 64
 """Fewer zeros in a sector may be a message's own data."""
@@ -48,43 +42,8 @@ _UNWRITTEN, _LENGTHS = 2, 5
 _KINDS = ("", "short", "unwritten", "magic", "size", "lengths", "crc", "place", "torn")
 
 
-class Totals(msgspec.Struct):
-    """Counts of a verification."""
-
-    log_begin: int = 0
-    log_end: int = 0
-    records: int = 0
-    record_bytes: int = 0
-    queues: int = 0
-    queue_entries: int = 0
-    index_files: int = 0
-    index_entries: int = 0
-    keys: int = 0
-    first_ms: int = 0
-    last_ms: int = 0
-    damage: int = 0
-    notes: int = 0
-
-
-class Verification:
+class Verification(VerificationState):
     """One verification of a store; `totals` are complete when `run` is exhausted."""
-
-    def __init__(self, files: StoreFiles, progress: Progress | None = None) -> None:
-        self.files = files
-        self.tell = progress or (lambda what, done, of: None)
-        self.totals = Totals(log_begin=files.log_begin)
-        self.replay_from = files.replay_from()
-        # Read before the log is walked: the checkpoint of a live store changes meanwhile.
-        self.checkpoint = files.checkpoint()
-        self.entries: dict[tuple[bytes, int], QueueEntries] = {}
-        self.comparisons: dict[tuple[bytes, int], QueueComparison] = {}
-        self.scan = LogScan(self._make_queue)
-        self.index = [(path, files.index_head(path)) for path in files.index_files()]
-        heads = [head for _, head in self.index if head is not None]
-        self.scan.keys_from = heads[0].begin_offset if heads else 0
-        self.scan.keys_to = heads[-1].end_offset if heads else -1
-        if files.live:  # after the index headers: what they count is dispatched by now
-            files.stop = dispatched_end(files)
 
     def run(self) -> Iterator[Problem]:
         """All problems, in the order of the files."""
@@ -95,22 +54,6 @@ class Verification:
                 else:
                     self.totals.notes += problem.count
                 yield problem
-
-    def rebuilt_by_recovery(self, physical_offset: int) -> bool:
-        """Whether recovery rebuilds the entries of the record at this offset."""
-        return self.files.crashed and physical_offset >= self.replay_from
-
-    def name(self, file: LogFile) -> str:
-        return str(file.path.relative_to(self.files.root))
-
-    def _make_queue(self, topic: bytes, queue_id: int) -> QueueComparison:
-        key = (topic, queue_id)
-        # A damaged header may name any topic, and such a topic has no files.
-        name = topic.decode("utf-8", "replace").replace("/", "\ufffd").replace("\0", "\ufffd")
-        entries = self.entries[key] = QueueEntries(self.files, name, queue_id)
-        comparison = self.comparisons[key] = QueueComparison(topic, queue_id, entries.fetch)
-        comparison.any_tag = topic == SCHEDULE_TOPIC
-        return comparison
 
     # --- the segments
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from penstock.store.index import index_file_bytes
 from penstock.store.tools.file_pieces import read_piece
@@ -17,10 +16,8 @@ from penstock.store.tools.index_scan import (
 )
 from penstock.store.tools.inspection import IndexHead
 from penstock.store.tools.problem import DAMAGE, NOTE, Problem, merge_neighbours
+from penstock.store.tools.verification_state import VerificationState
 from penstock.wire import layout, octets
-
-if TYPE_CHECKING:
-    from penstock.store.tools.verify import Verification
 
 PIECE_ENTRIES = 50_000
 _KINDS = {
@@ -33,7 +30,7 @@ _KINDS = {
 }
 
 
-def check_index(verification: "Verification") -> Iterator[Problem]:
+def check_index(verification: VerificationState) -> Iterator[Problem]:
     """All index files, oldest first."""
     files = verification.files
     paths = [path for path, _ in verification.index]
@@ -66,7 +63,7 @@ def check_index(verification: "Verification") -> Iterator[Problem]:
 class _FileCheck:
     """One index file; recovery rebuilds slots and header of a crashed store's last one."""
 
-    def __init__(self, verification: "Verification", path: Path, *, last: bool) -> None:
+    def __init__(self, verification: VerificationState, path: Path, *, last: bool) -> None:
         self.verification = verification
         self.files = verification.files
         self.path = path

@@ -5,17 +5,14 @@ gaps between them are checked here, entry by entry, so an undamaged store costs 
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from penstock.store.consumequeue.consumequeue import FILLER_SIZE
 from penstock.store.tools.inspection import QueueEntries
 from penstock.store.tools.log_scan import QueueComparison
 from penstock.store.tools.problem import DAMAGE, NOTE, Problem, merge_neighbours
+from penstock.store.tools.verification_state import VerificationState
 from penstock.wire.layout import ENTRY_BYTES
 from penstock.wire.record import NOTHING
-
-if TYPE_CHECKING:
-    from penstock.store.tools.verify import Verification
 
 LITE_PREFIX = "%LMQ%"
 """Apache's light message queues point at records of other topics; their entries are not checked."""
@@ -24,7 +21,7 @@ _REBUILT = "; recovery rebuilds these entries"
 Range = tuple[int, int]
 
 
-def check_queues(verification: "Verification") -> Iterator[Problem]:
+def check_queues(verification: VerificationState) -> Iterator[Problem]:
     """Check all queues that have files or records."""
     names = list(verification.files.queues())
     for topic, queue_id in names:
@@ -43,7 +40,7 @@ def check_queues(verification: "Verification") -> Iterator[Problem]:
     yield from _check_snapshot(verification)
 
 
-def _check_snapshot(verification: "Verification") -> Iterator[Problem]:
+def _check_snapshot(verification: VerificationState) -> Iterator[Problem]:
     """Compare with the queue ends that a clean shutdown recorded."""
     files = verification.files
     if files.crashed or files.snapshot is None:
@@ -67,7 +64,7 @@ class _QueueCheck:
 
     def __init__(
         self,
-        verification: "Verification",
+        verification: VerificationState,
         entries: QueueEntries,
         comparison: QueueComparison | None,
     ) -> None:
