@@ -209,7 +209,9 @@ def test_few_new_topics_are_registered_singly_between_full_registrations() -> No
     asyncio.run(body())
 
 
-@pytest.mark.parametrize("why", ["none are named", "they are many", "it knows no single ones"])
+@pytest.mark.parametrize(
+    "why", ["no topic is named", "too many topics", "single topics are not supported"]
+)
 def test_full_table_is_registered_where_single_topics_are_not_enough(why: str) -> None:
     async def body() -> None:
         names, topics = NameServer(), Topics("a", "b")
@@ -218,16 +220,14 @@ def test_full_table_is_registered_where_single_topics_are_not_enough(why: str) -
             registered_at(server.address, topics=topics) as registration,
         ):
             await registration.first_round()
-            new = [f"t{n}" for n in range(33 if why == "they are many" else 1)]
+            new = [f"t{n}" for n in range(33 if why == "too many topics" else 1)]
             for name in new:
                 topics.add(name)
-            if why == "it knows no single ones":
+            if why == "single topics are not supported":
                 names.codes[SINGLE] = 3
-            registration_result = () if why == "none are named" else tuple(new)
+            named = () if why == "no topic is named" else tuple(new)
             deadline_ms = LoopClock().now_ms() + 20_000
-            calls = [
-                registration.register_topics(registration_result, deadline_ms) for _ in range(5)
-            ]
+            calls = [registration.register_topics(named, deadline_ms) for _ in range(5)]
             await asyncio.gather(*calls)
             assert names.topics()[-1] == {"a", "b", *new}
             assert len(names.topics()) <= 3, "five waiting calls share a round"

@@ -37,7 +37,7 @@ LETTERS = {
 }  # fmt: skip
 
 both = pytest.mark.parametrize("encoding", [JSON, BINARY], ids=["json", "binary"])
-spellings = pytest.mark.parametrize("code", [SEND_MESSAGE, SEND_MESSAGE_V2], ids=["v1", "v2"])
+header_versions = pytest.mark.parametrize("code", [SEND_MESSAGE, SEND_MESSAGE_V2], ids=["v1", "v2"])
 
 
 def send(
@@ -99,7 +99,7 @@ def peer(tmp_path: Path) -> Iterator[Peer]:
 
 
 @both
-@spellings
+@header_versions
 def test_a_send_is_stored_and_answered(peer: Peer, code: int, encoding: int) -> None:
     peer.give(send(code, encoding, b"first"))
     peer.answers()
@@ -117,7 +117,7 @@ def test_a_send_is_stored_and_answered(peer: Peer, code: int, encoding: int) -> 
 
 
 @both
-@spellings
+@header_versions
 def test_every_field_reaches_the_record(peer: Peer, code: int, encoding: int) -> None:
     peer.ask(send(code, encoding, flag=0))
     (data,) = peer.stored()
@@ -155,7 +155,7 @@ def test_the_response_has_the_encoding_of_the_request(peer: Peer, encoding: int)
 
 
 @both
-@spellings
+@header_versions
 def test_a_one_way_send_is_stored_and_not_answered(peer: Peer, code: int, encoding: int) -> None:
     data = send(code, encoding, flag=2)
     assert peer.give(data) == len(data)
@@ -188,7 +188,7 @@ def test_a_partial_frame_waits_for_the_rest(peer: Peer, encoding: int, part: int
 
 
 @both
-@spellings
+@header_versions
 @pytest.mark.parametrize(
     ("fields", "code_back", "words"),
     [
@@ -253,7 +253,7 @@ def test_a_broken_frame_raises_after_the_good_ones_are_answered(
 
 
 @both
-@spellings
+@header_versions
 @pytest.mark.parametrize("field", ["queueId", "sysFlag", "bornTimestamp", "flag"])
 def test_a_missing_or_invalid_number_is_answered(
     peer: Peer, code: int, encoding: int, field: str

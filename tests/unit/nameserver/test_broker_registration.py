@@ -19,7 +19,7 @@ from tests.unit.nameserver.nameserver_kit import MASTER, NOW_MS, SLAVE, NameServ
 VERSION_4 = 396  # 4.9.2: does not support acting masters
 
 
-@pytest.mark.parametrize("compressed", [False, True], ids=["json", "packed"])
+@pytest.mark.parametrize("compressed", [False, True], ids=["json", "compressed"])
 def test_a_registered_broker_is_in_the_routes_of_its_topics(compressed: bool) -> None:
     env = NameServerFixture()
     assert env.register(compressed=compressed).code == 0

@@ -74,7 +74,7 @@ def test_timers_in_rocksdb_are_refused(
     ],
     ids=["empty", "index-table", "resolved-table", "index-log", "resolved-log"],
 )
-def test_a_database_without_timers_and_half_messages_is_no_obstacle(
+def test_a_database_without_timers_and_half_messages_is_accepted(
     stores: StoreFixture, database: Path, name: str, content: bytes
 ) -> None:
     (database / name).write_bytes(content)
@@ -94,7 +94,7 @@ def test_half_messages_with_a_state_in_rocksdb_are_refused(
     stores.open()
 
 
-def test_half_messages_that_retention_deleted_are_no_obstacle(
+def test_a_database_of_deleted_half_messages_is_accepted(
     stores: StoreFixture, database: Path
 ) -> None:
     queue = stores.root / "consumequeue" / HALF_TOPIC / "0"

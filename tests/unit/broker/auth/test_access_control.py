@@ -86,7 +86,7 @@ def test_unsigned_requests_are_refused(env: AccessFixture) -> None:
     reply = env.check("", SEND, {"b": "t"})
     assert reply is not None
     assert reply.code == NO
-    assert "nobody may not Pub Topic:t" in (reply.remark or "")
+    assert "an anonymous user may not Pub Topic:t" in (reply.remark or "")
     assert "not signed" in (reply.remark or "")
 
 

@@ -181,7 +181,7 @@ def test_pattern_needs_no_topic_column(tmp_path: Path) -> None:
     assert bodies == [s.message.body for s in model.stored if s.message.topic == "sms"]
 
 
-def test_preallocated_file_and_torn_tail_are_no_loss(tmp_path: Path) -> None:
+def test_preallocated_file_and_torn_tail_are_not_a_loss(tmp_path: Path) -> None:
     model = model_of(100)
     paths = write(tmp_path, model)
     ahead = tmp_path / "commitlog" / f"{len(paths) * SEGMENT_BYTES:0{NAME_DIGITS}d}"
@@ -194,7 +194,7 @@ def test_preallocated_file_and_torn_tail_are_no_loss(tmp_path: Path) -> None:
     assert read(plan_scan(str(tmp_path), ALL)) == rows_of(model.stored[:-1])
 
 
-def test_copy_that_ends_inside_a_record_is_no_loss(tmp_path: Path) -> None:
+def test_copy_that_ends_inside_a_record_is_not_a_loss(tmp_path: Path) -> None:
     model = model_of(100)
     paths = write(tmp_path, model)
     last = model.stored[-1]
@@ -265,7 +265,7 @@ def test_missing_file_is_a_loss(tmp_path: Path) -> None:
     assert read(plan_scan(str(tmp_path), going_on), going_on) == rows_of(kept)
 
 
-def test_deleted_old_files_are_no_loss(tmp_path: Path) -> None:
+def test_deleted_old_files_are_not_a_loss(tmp_path: Path) -> None:
     model = model_of(100)
     paths = write(tmp_path, model)
     paths[0].unlink()
@@ -297,7 +297,7 @@ def test_paths_without_a_log_are_refused(tmp_path: Path) -> None:
 # --- a running broker, and missing files
 
 
-def test_record_completed_during_the_search_is_no_loss(
+def test_record_completed_during_the_search_is_not_a_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of(20)

@@ -297,7 +297,7 @@ def test_available_now_waits_for_the_broker_of_a_new_queue() -> None:
 
 
 @pytest.mark.parametrize("is_back", [False, True])
-def test_available_now_with_a_lagging_replica_is_no_loss(is_back: bool) -> None:
+def test_available_now_with_a_lagging_replica_is_not_a_loss(is_back: bool) -> None:
     cluster = FakeCluster({Q[0]: 3, Q[1]: 9})
     cluster.replicas = {Q[0]}
     stream = Stream(cluster, now=True)
@@ -357,7 +357,7 @@ def test_unavailable_nameservers_do_not_end_a_stream() -> None:
     assert stream.batch() == {a(0): (5, 6)}
 
 
-def test_lagging_replica_is_no_loss() -> None:
+def test_lagging_replica_is_not_a_loss() -> None:
     cluster = FakeCluster({Q[0]: 5})
     stream = Stream(cluster)
     stream.batch()

@@ -304,7 +304,7 @@ def test_values_from_messages_are_escaped() -> None:
     assert "mathdefault" not in text
 
 
-def test_empty_sections_say_so() -> None:
+def test_empty_sections_have_a_text() -> None:
     text = report(ReportData(), title="Nothing & more")
     assert Page(text).tags.count("svg") == 0
     assert text.count('<p class="none">') == 7
