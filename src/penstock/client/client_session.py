@@ -405,7 +405,7 @@ class Session:
             answer = await work
         except Exception as error:  # usually raised by the application's handler
             log.exception("request %d from %s failed", ask.code, address)
-            answer = Response(ResponseCode.SYSTEM_ERROR, remark=repr(error))
+            answer = Response(ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
         if answer is not None and address in self._peers:
             self._peers[address].reply(ask, answer)
 

@@ -339,7 +339,9 @@ def _ended(result: Result[_Job]) -> None:
     elif isinstance(result.error, Exception):
         ended.set_exception(result.error)
     else:  # SystemExit in a thread must not end the loop
-        ended.set_exception(RuntimeError(repr(result.error)))
+        ended.set_exception(
+            RuntimeError(f"the handler raised {type(result.error).__name__}: {result.error}")
+        )
 
 
 def _order(message: ReceivedMessage) -> tuple[str, int, int]:
