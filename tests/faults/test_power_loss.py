@@ -31,7 +31,7 @@ from tests.store_kit import (
 )
 
 GENERATIONS = 4
-WORK = ("put",) * 45 + ("batch",) * 10 + ("settle",) * 15 + ("flush",) * 8 + ("tick",) * 10 + (
+WORK = ("put",) * 45 + ("batch",) * 10 + ("publish",) * 15 + ("flush",) * 8 + ("tick",) * 10 + (
     "write back", "write back", "write back", "read", "read", "expire", "die",
 )  # fmt: skip
 
@@ -139,7 +139,7 @@ class History:
         self.now_ms += rng.choice((0, 1, 40, 400, 1500))
         if what in ("put", "batch"):
             self.put(1 if what == "put" else rng.randrange(2, 5))
-        elif what == "settle":
+        elif what == "publish":
             store.publish()
         elif what == "flush":
             flush(store)
