@@ -101,6 +101,27 @@ def test_a_suspended_pull_gets_the_message_at_once(run: Run, tmp_path: Path) -> 
     run(body())
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_a_new_group_gets_what_arrives_while_it_starts(
+    run: Run,  # noqa: F811
+    tmp_path: Path,
+    known: bool,
+) -> None:
+    async def body() -> None:
+        async with broker(tmp_path) as (peer, _):
+            if known:
+                await send(peer, 1)  # creates the topic; queue 0 has no messages yet
+            place = {"consumerGroup": "G", "topic": "T", "queueId": "0"}
+            stored = await peer.call(RequestCode.QUERY_CONSUMER_OFFSET, place, timeout_ms=CALL_MS)
+            await send(peer, 4)
+            if stored.code != 0:  # as Java's client does with CONSUME_FROM_LAST_OFFSET
+                stored = await peer.call(RequestCode.GET_MAX_OFFSET, place, timeout_ms=CALL_MS)
+            found = await pull(peer, 0, int(stored.ext["offset"]))
+            assert [m.body for m in decode_messages(found.body)] == [b"4"]
+
+    run(body())
+
+
 def test_under_sync_flush_every_response_follows_its_flush(run: Run, tmp_path: Path) -> None:  # noqa: F811
     """Also beside requests in the thread pool, whose completion publishes the store, too."""
 

@@ -67,18 +67,24 @@ class ConsumerOffsets:
         offset = self._pulled.get((group, topic), {}).get(queue_id)
         return self.get(group, topic, queue_id) if offset is None else offset
 
-    def starts_young(self, topic: str, queue_id: int) -> Callable[[], bool] | None:
+    def starts_at_zero(self, topic: str, queue_id: int) -> bool | Callable[[], bool]:
         """Whether a group without an offset starts this queue at its first message.
 
-        It does while the queue is young: message 0 exists and is in the newest `hot_bytes` of the
-        log. RocketMQ checks whether that message is in the page cache. A distance in the log means
-        the same and survives restarts, after which a group that has not committed yet would skip
-        messages. None means no; the function may read the disk.
+        It does if the queue has never had a visible message: "first" and "last" are the same
+        offset, and a client that asked for the maximum offset instead would skip what arrives in
+        between. It also does while the queue is young: message 0 is in the newest `hot_bytes` of
+        the log. RocketMQ checks whether that message is in the page cache. A distance in the log
+        means the same and survives restarts, after which a group that has not committed yet would
+        skip messages. A returned function may read the disk.
         """
         store = self._store
         queue = store.queue(topic, queue_id)
-        if queue is None or queue.min_offset > 0 or store.max_offset(topic, queue_id) <= 0:
-            return None
+        if queue is None:
+            return True
+        if queue.min_offset > 0:
+            return False
+        if store.max_offset(topic, queue_id) <= 0:
+            return True
         young_from = store.confirm_offset - self._settings.current.store.hot_bytes
 
         def is_young() -> bool:

@@ -46,16 +46,16 @@ class OffsetRequests:
             f"the group {group} has no offset on queue {queue_id} of {topic}",
             hint="the consumer starts by its consumeFromWhere",
         )
-        is_young = offsets.starts_young(topic, queue_id)
-        if is_young is None or not command.truth("setZeroIfNotFound", True):
+        if not command.truth("setZeroIfNotFound", True):
             raise nothing
 
-        def begin(young: bool) -> Answer:
-            if not young:
+        def begin(at_zero: bool) -> Answer:
+            if not at_zero:
                 raise nothing
             return _offset(0)
 
-        return InThread(is_young, begin)
+        at_zero = offsets.starts_at_zero(topic, queue_id)
+        return begin(at_zero) if isinstance(at_zero, bool) else InThread(at_zero, begin)
 
     def commit(self, command: Command) -> Answer:
         """UPDATE_CONSUMER_OFFSET."""

@@ -187,10 +187,11 @@ class Pop:
         for topic, queue_id in self._queues.order(request):
             queue = self._store.queue(topic, queue_id)
             key = GroupQueue(topic, request.group, queue_id)
-            if (
-                queue is None
-                or key in self._queues_in_read
-                or (topic != request.topic and _has_other_retry_topic(result, topic))
+            if queue is None:
+                self._start_before_first_message(request, key)
+                continue
+            if key in self._queues_in_read or (
+                topic != request.topic and _has_other_retry_topic(result, topic)
             ):
                 continue
             if self._context.offsets.take_reset(request.group, topic, queue_id) is not None:
@@ -337,16 +338,24 @@ class Pop:
         self, request: PopRequest, key: GroupQueue, queue: ConsumeQueue, last: bool
     ) -> int | InThread:
         """Where a group without an offset begins; finding out may need the disk."""
-        if request.from_first or key.topic.startswith(RETRY_TOPIC_PREFIX):
+        if _starts_first(request, key.topic):
             return self._commit_initial_offset(key, queue.min_offset)
-        is_young: Callable[[], bool] | None = None
+        at_zero: bool | Callable[[], bool] = False
         if self._context.settings.current.broker.pop_first_if_young:
-            is_young = self._context.offsets.starts_young(key.topic, key.queue_id)
-        if is_young is not None:
-            return InThread(
-                is_young, lambda young: self._set_initial_offset(request, key, young, last)
-            )
-        return self._commit_initial_offset(key, self._latest_offset(queue))
+            at_zero = self._context.offsets.starts_at_zero(key.topic, key.queue_id)
+        if isinstance(at_zero, bool):
+            return self._commit_initial_offset(key, 0 if at_zero else self._latest_offset(queue))
+        return InThread(at_zero, lambda young: self._set_initial_offset(request, key, young, last))
+
+    def _start_before_first_message(self, request: PopRequest, key: GroupQueue) -> None:
+        """Record that a group waits for the first messages of a queue that does not exist yet.
+
+        Otherwise a group that begins with the newest message would skip what arrives until its
+        next pop.
+        """
+        offset = self._context.offsets.get(key.group, key.topic, key.queue_id)
+        if offset is None and not _starts_first(request, key.topic):
+            self._commit_initial_offset(key, 0)
 
     def _set_initial_offset(
         self, request: PopRequest, key: GroupQueue, young: bool, last: bool
@@ -485,6 +494,11 @@ class Pop:
             )  # the next one fails too
             raise
         return self._try_pop(request, last=last)
+
+
+def _starts_first(request: PopRequest, topic: str) -> bool:
+    """Whether a group without an offset starts at the first message of the topic's queues."""
+    return request.from_first or topic.startswith(RETRY_TOPIC_PREFIX)
 
 
 def _has_other_retry_topic(result: PopResult, topic: str) -> bool:

@@ -207,6 +207,16 @@ def test_a_new_group_starts_with_the_newest_message(tmp_path: Path) -> None:
         assert PopClient(env, group="H").bodies(initMode=0) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.parametrize("young", [True, False])
+def test_a_new_group_gets_what_arrives_after_its_first_pop(tmp_path: Path, young: bool) -> None:
+    with broker_fixture(tmp_path / "store", pop_settings(pop_first_if_young=young)) as env:
+        env.context.topics.ensure("T", 4, 6, env.now_ms)
+        client = PopClient(env)
+        assert client.bodies(initMode=1) == []
+        send(env, b"0", b"1", b"2")
+        assert client.bodies(initMode=1) == [b"0", b"1", b"2"]
+
+
 # --- filters
 
 
