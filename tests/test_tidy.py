@@ -84,7 +84,7 @@ def test_every_module_has_a_docstring() -> None:
     silent = [
         str(path.relative_to(ROOT))
         for path in SOURCES
-        if path.name != "__init__.py" and not ast.get_docstring(ast.parse(path.read_text()))
+        if path.name != "__init__.py" and not path.read_text().startswith('"""')
     ]
     assert silent == []
 

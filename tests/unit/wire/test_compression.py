@@ -72,6 +72,7 @@ def test_limit_is_exact(kind: Compression) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_decompression_bomb_uses_no_more_memory_than_the_limit(kind: Compression) -> None:
     bomb = compress(bytes(200 * MIB), kind)
     limit = 4 * MIB

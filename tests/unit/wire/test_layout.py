@@ -23,6 +23,7 @@ def test_python_and_c_have_the_same_names() -> None:
     assert re.findall(r"^cdef inline int (\w+)\(", declared, re.M) == FUNCTIONS
 
 
+@pytest.mark.slow
 def test_python_and_c_have_the_same_values(tmp_path: Path) -> None:
     values = ", ".join(f"{name!r}: layout.{name}" for name in CONSTANTS)
     source = f"from penstock.wire import layout\n\ndef constants():\n    return {{{values}}}\n"

@@ -34,7 +34,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     return compile_probe(folder, "octets_probe", source.read_text(), types.read_text())
 
 
-@pytest.fixture(scope="module", params=["python", "c"])
+@pytest.fixture(scope="module", params=["python", pytest.param("c", marks=pytest.mark.slow)])
 def side(request: pytest.FixtureRequest) -> Octets:
     return octets if request.param == "python" else request.getfixturevalue("probe")
 
@@ -64,6 +64,7 @@ spans = st.binary(max_size=64).flatmap(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_primitive_has_a_c_body_and_a_probe(probe: ModuleType) -> None:
     declared = re.findall(
         r"^cdef inline [\w ]*?(\w+)\(", Path(octets.__file__).with_suffix(".pxd").read_text(), re.M

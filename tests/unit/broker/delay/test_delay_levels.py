@@ -181,6 +181,7 @@ def test_each_level_has_its_delay(env: BrokerFixture) -> None:
         st.tuples(st.integers(1, 5), st.integers(0, 40_000), st.booleans()), min_size=1, max_size=40
     )
 )
+@pytest.mark.slow
 def test_nothing_is_early_lost_or_out_of_order(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int, bool]]
 ) -> None:

@@ -123,6 +123,7 @@ def test_a_recall_sent_as_a_message_is_applied(env: BrokerFixture, with_topic: b
     assert bodies(env) == [b"x"]
 
 
+@pytest.mark.slow
 def test_distant_messages_are_recalled(tmp_path: Path) -> None:
     env = open_broker(tmp_path, timer_roll_slots=3600)
     env.send(body=b"x")

@@ -288,6 +288,7 @@ def test_rolling_does_not_revive_a_deleted_topic(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("retain_hours", [72, 1])
+@pytest.mark.slow
 def test_distant_messages_are_rolled_before_retention(tmp_path: Path, retain_hours: int) -> None:
     days = 40 if retain_hours == 72 else 2
     env = open_broker(

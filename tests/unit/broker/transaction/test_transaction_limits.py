@@ -140,6 +140,7 @@ def test_a_committed_half_message_without_a_known_first_append_stays_resolved(
     env.close()
 
 
+@pytest.mark.slow
 def test_half_messages_without_unique_id_are_not_confused(env: TransactionFixture) -> None:
     put_half(env, "")
     put_half(env, "", TRANSACTION_CHECK_TIMES="1")
@@ -251,6 +252,7 @@ def test_producers_have_time_to_reconnect_after_a_restart(env: TransactionFixtur
     env.close()
 
 
+@pytest.mark.slow
 def test_an_immune_half_message_does_not_hold_back_progress(
     env: TransactionFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +291,7 @@ def test_answers_let_more_checks_be_sent(
 # --- size of the tables --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_resolved_half_messages_leave_the_tables(env: TransactionFixture) -> None:
     env.connect()
     env.half(b"old", properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "86400"})

@@ -101,6 +101,7 @@ class Sent:
         return future
 
 
+@pytest.mark.slow
 def test_all_messages_are_sent_in_order_and_progress_is_reported(scenario: Scenario) -> None:
     sent, steps = Sent(), []
     send_scenario(scenario, sent, seconds=0.2, progress=lambda done, of: steps.append((done, of)))  # type: ignore[arg-type]
@@ -131,6 +132,7 @@ class Acknowledgement(Future[Any]):
         self._acknowledge()
 
 
+@pytest.mark.slow
 def test_messages_in_flight_are_close_in_time(scenario: Scenario) -> None:
     """Queues are read one after the other: otherwise old events would be too late."""
     slow = Slow()
@@ -203,6 +205,7 @@ def test_wrong_latencies_are_detected(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])
+@pytest.mark.slow
 def test_the_chart_is_drawn(scenario: Scenario, tmp_path: Path, ending: str) -> None:
     picture = tmp_path / f"picture.{ending}"
     draw(figures_of(scenario), picture, title="A scenario")

@@ -503,6 +503,7 @@ def test_exit_closes_open_clients() -> None:
     assert out.split() == ["end", "closed"]
 
 
+@pytest.mark.slow
 def test_exit_does_not_wait_forever() -> None:
     began = time.monotonic()
     run(

@@ -300,6 +300,7 @@ def test_repeated_and_unwanted_offsets_are_skipped() -> None:
     assert builder.take().column("queue_offset").to_pylist() == [2, 3, 5, 6]
 
 
+@pytest.mark.slow
 def test_nothing_after_the_end_is_read() -> None:
     command = [sys.executable, "-X", "faulthandler", "-m", "tests.unit.spark.arrow.read_past_end"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

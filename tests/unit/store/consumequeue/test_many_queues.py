@@ -4,6 +4,8 @@ import os
 import resource
 from pathlib import Path
 
+import pytest
+
 from penstock.config import StoreConfig
 from penstock.store.disk import Disk
 from penstock.store.put import PUT_OK
@@ -72,6 +74,7 @@ def unmap_queues(store: MessageStore, now_ms: int) -> None:
         wait_for_pool(store)
 
 
+@pytest.mark.slow
 def test_idle_queues_use_no_handle_and_little_memory(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))

@@ -103,6 +103,7 @@ def test_empty_body_has_defaults(kind: type[Body]) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
+@pytest.mark.slow
 def test_damaged_bodies_raise_only_body_error(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(KINDS))
     text = bytearray(fastjson.encode(data.draw(values_of(inspect.type_info(kind)))))

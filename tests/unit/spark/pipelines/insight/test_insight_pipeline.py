@@ -284,6 +284,7 @@ class Page(HTMLParser):
             assert not name.startswith("on")
 
 
+@pytest.mark.slow
 def test_values_from_messages_are_escaped() -> None:
     text = report(data())
     page = Page(text)
