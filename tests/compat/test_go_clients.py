@@ -75,8 +75,8 @@ class Clients:
                 if time.monotonic() > deadline:
                     raise
 
-    def produce(self, selector: str = "") -> str:
-        return self._start("produce", selector=selector, group="go-producers")
+    def produce(self, selector: str = "", *, trace: bool = False) -> str:
+        return self._start("produce", selector=selector, group="go-producers", trace=trace)
 
     def consume(self, topic: str, group: str, **options: object) -> str:
         return self._start("consume", topic=topic, group=group, **options)
@@ -404,3 +404,14 @@ def test_a_new_group_that_starts_from_last_still_gets_a_young_topic(go: Clients)
     go.send(topic, *numbered(5))
     name = go.consume(topic, "go-from-last-group", **{"from": "last"})
     assert sorted(go.await_bodies(5, name)) == numbered(5)
+
+
+def test_a_producer_writes_traces(go: Clients) -> None:
+    topic = "go-traced"
+    go.create(topic, 1)
+    messages = [{"topic": topic, "body": encode(b"x")}]
+    (sent,) = go.call("send", name=go.produce(trace=True), how="sync", messages=messages)
+    reader = go.consume("RMQ_SYS_TRACE_TOPIC", "go-trace-readers", **{"from": "first"})
+    (trace,) = go.await_bodies(1, reader)
+    assert trace.startswith(b"Pub\x01")
+    assert sent["id"].encode() in trace

@@ -63,7 +63,7 @@ from penstock.store.tables import (
 )
 from penstock.wire.bodies.registration_bodies import RegisterBrokerBody
 from penstock.wire.bodies.table_bodies import TopicConfigAndMappingSerializeWrapper
-from penstock.wire.codes import DEFAULT_REGION, PERM_READ_WRITE
+from penstock.wire.codes import PERM_READ_WRITE
 from penstock.wire.message import encode_host, encode_properties
 from penstock.wire.message_ids import UniqueIds
 
@@ -142,7 +142,7 @@ class Broker:
             ),
             store_host,
             unique_ids=UniqueIds(store_host[:-4], pid=os.getpid(), loader=now_ms & 0x7FFFFFFF),
-            region=_told_region(settings.current.broker),
+            region=settings.current.broker.region.encode(),
         )
         self.pull = PullHandler(context)
         self.router = Router(family.rows() for family in self._families())
@@ -343,11 +343,6 @@ def build_context(
         address=address,
         started_ms=now_ms,
     )
-
-
-def _told_region(config: BrokerConfig) -> bytes:
-    """The region for responses to sends: clients assume the default one."""
-    return b"" if config.region == DEFAULT_REGION else config.region.encode()
 
 
 def _extra_properties(config: BrokerConfig) -> bytes:

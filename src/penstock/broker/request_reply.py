@@ -17,7 +17,6 @@ from penstock.rpc.router import Row
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.put import PUT_OK
 from penstock.wire.codes import (
-    DEFAULT_REGION,
     PROPERTY_MSG_REGION,
     PROPERTY_PUSH_REPLY_TIME,
     PROPERTY_REPLY_TO_CLIENT,
@@ -150,12 +149,14 @@ class Replies:
 
         A reply that can't be stored is forwarded too, because the requester is waiting.
         """
-        ext = {"msgId": "0", "queueId": str(queue.queue_id), "queueOffset": "0"}
         settings = self._context.settings.current.broker
-        if settings.region != DEFAULT_REGION:
-            ext[PROPERTY_MSG_REGION] = settings.region
-        if not settings.trace_on:  # without this field clients trace
-            ext[PROPERTY_TRACE_ON] = "false"
+        ext = {
+            "msgId": "0",
+            "queueId": str(queue.queue_id),
+            "queueOffset": "0",
+            PROPERTY_MSG_REGION: settings.region,
+            PROPERTY_TRACE_ON: str(settings.trace_on).lower(),
+        }
         waits = False
         if settings.store_replies and self._store(header, command, queue):
             writer = self._context.store.writer

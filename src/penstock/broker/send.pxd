@@ -25,7 +25,7 @@ cdef class SendHandler:
     cdef readonly bytes region
     cdef readonly Record record
     cdef readonly bytes extra_properties
-    cdef readonly bint trace_off
+    cdef readonly bytes trace_on
     cdef readonly bint sync_flush
     cdef readonly Output flush_pending
     cdef readonly Output flush_timeout

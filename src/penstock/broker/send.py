@@ -17,7 +17,7 @@ from penstock.rpc.answers import Answer, EncodedReply
 from penstock.rpc.router import InPlaceRow
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.put import ILLEGAL, PUT_OK, StoreWriter
-from penstock.wire.codes import RETRY_TOPIC_PREFIX, V3_4_9
+from penstock.wire.codes import DEFAULT_REGION, RETRY_TOPIC_PREFIX, V3_4_9
 from penstock.wire.frame import Request
 from penstock.wire.layout import BLANK_BYTES
 from penstock.wire.message import decode_properties, encode_properties
@@ -110,9 +110,9 @@ class SendHandler:
         store_host: bytes,
         *,
         unique_ids: UniqueIds | None = None,
-        region: bytes = b"",
+        region: bytes = DEFAULT_REGION.encode(),
     ) -> None:
-        """`region` is named in responses unless it is empty."""
+        """`region` is named in every response."""
         self.writer: StoreWriter = writer
         self.topics: SendTopics = topics
         self.redirects: SendRedirects = redirects
@@ -124,8 +124,8 @@ class SendHandler:
         self.record.store_host = store_host
         # Properties that the broker adds to each message, encoded. By the live settings.
         self.extra_properties: bytes = b""
-        # Responses say that tracing is off. By the live settings.
-        self.trace_off: bool = False
+        # Whether clients shall trace, as responses say it. By the live settings.
+        self.trace_on: bytes = b"true"
         # Whether responses wait for the flush. Fixed.
         self.sync_flush: bool = writer.flusher.group_commit
         # Responses of this read that wait for the flush; the server takes both after the read.
@@ -161,7 +161,7 @@ class SendHandler:
         """Apply live settings."""
         self.extra_properties = extra_properties
         self.record.body_bytes_max = body_bytes_max
-        self.trace_off = not trace_on
+        self.trace_on = b"true" if trace_on else b"false"
 
     def bind(self, buffer: memoryview, born_host: bytes) -> None:
         """Read from this buffer; `born_host` is the client's address, encoded."""
@@ -248,10 +248,9 @@ class SendHandler:
             )
         if len(self._recall_handle) > 0:
             output.field_plain(b"recallHandle", self._recall_handle)
-        if len(self.region) > 0:
-            output.field_plain(b"MSG_REGION", self.region)
-        if self.trace_off:  # without this field clients trace
-            output.field_plain(b"TRACE_ON", b"false")
+        # Go's client writes no traces without both; Java's assumes the defaults.
+        output.field_plain(b"MSG_REGION", self.region)
+        output.field_plain(b"TRACE_ON", self.trace_on)
         output.end(0)
 
     def _read_v2(self, request: Request) -> bool:

@@ -16,6 +16,12 @@ def check_name(text: str) -> None:
         raise ValueError("must not contain white space or / : ; , @")
 
 
+def check_region(text: str) -> None:
+    """The region is written into properties and JSON as it is."""
+    if not text or not text.isprintable() or any(character in '"\\' for character in text):
+        raise ValueError('must not be empty or contain control characters, " or \\')
+
+
 def check_addresses(text: str) -> None:
     """host:port, separated by semicolons; may be empty."""
     for address in filter(None, (piece.strip() for piece in text.split(";"))):
@@ -75,9 +81,9 @@ class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
         int, Doc("The maximum number of queues of an automatically created topic.",
                  "defaultTopicQueueNums", live=True, least=1, most=65_536)
     ] = 8  # fmt: skip
-    region: Annotated[str, Doc("The region that is recorded in every message.", "regionId")] = (
-        "DefaultRegion"
-    )
+    region: Annotated[
+        str, Doc("The region that is recorded in every message.", "regionId", check=check_region)
+    ] = "DefaultRegion"
     trace_on: Annotated[
         bool, Doc("Whether clients may send message traces.", "traceOn", live=True)
     ] = True

@@ -18,13 +18,27 @@ var selectors = map[string]func() producer.QueueSelector{
 	"manual": producer.NewManualQueueSelector,
 }
 
-func startProducer(s *session, a struct{ Name, Group, Selector string }) (any, error) {
-	made, err := rocketmq.NewProducer(
+type producerArguments struct {
+	Name, Group, Selector string
+	Trace                 bool
+}
+
+func startProducer(s *session, a producerArguments) (any, error) {
+	options := []producer.Option{
 		producer.WithNameServer(s.nameServers),
 		producer.WithInstanceName(a.Name),
 		producer.WithGroupName(a.Group),
 		producer.WithQueueSelector(selectors[a.Selector]()),
-	)
+	}
+	if a.Trace {
+		options = append(options, producer.WithTrace(&primitive.TraceConfig{
+			GroupName:    a.Group,
+			Access:       primitive.Local,
+			NamesrvAddrs: s.nameServers,
+			Resolver:     primitive.NewPassthroughResolver(s.nameServers),
+		}))
+	}
+	made, err := rocketmq.NewProducer(options...)
 	if err != nil {
 		return nil, err
 	}

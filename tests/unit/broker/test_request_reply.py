@@ -33,6 +33,13 @@ NAMES = {
     "queueId": "e", "sysFlag": "f", "bornTimestamp": "g", "flag": "h", "properties": "i",
     "reconsumeTimes": "j", "unitMode": "k",
 }  # fmt: skip
+NOT_STORED = {
+    "msgId": "0",
+    "queueId": "0",
+    "queueOffset": "0",
+    "MSG_REGION": "DefaultRegion",
+    "TRACE_ON": "true",
+}
 PROPERTIES = {"REPLY_TO_CLIENT": "asker", "CORRELATION_ID": "c-1", "MSG_TYPE": "reply"}
 
 
@@ -112,7 +119,7 @@ def test_the_replier_gets_the_result_of_the_requester(env: BrokerFixture) -> Non
     relay = pushed(reply(env))
     (message,) = stored(env)
     answer = relay.then(Reply())
-    assert answer == Reply(ext={"msgId": message.offset_id, "queueId": "0", "queueOffset": "0"})
+    assert answer == Reply(ext=NOT_STORED | {"msgId": message.offset_id})
     assert "asker did not accept it" in refused(relay.then(Reply(1, remark="no request is open")))
     assert "asker did not accept it" in refused(relay.on_timeout)
 
@@ -138,7 +145,7 @@ def test_storing_replies_can_be_disabled(env: BrokerFixture) -> None:
     env.live.change({"storeReplyMessageEnable": "false"})
     ask(env)
     answer = pushed(reply(env)).then(Reply())
-    assert answer == Reply(ext={"msgId": "0", "queueId": "0", "queueOffset": "0"})
+    assert answer == Reply(ext=NOT_STORED)
     assert stored(env) == []
 
 
@@ -212,7 +219,7 @@ def test_a_reply_that_can_not_be_stored_is_still_forwarded(env: BrokerFixture) -
     env.store.writer.refusal = DiskFull("full")
     answer = pushed(reply(env)).then(Reply())
     env.store.writer.refusal = None
-    assert answer == Reply(ext={"msgId": "0", "queueId": "0", "queueOffset": "0"})
+    assert answer == Reply(ext=NOT_STORED)
     registry = Registry({})
     env.broker.replies.add_metrics(registry)
     text = registry.text()
@@ -221,7 +228,7 @@ def test_a_reply_that_can_not_be_stored_is_still_forwarded(env: BrokerFixture) -
     assert "penstock_replies_not_stored_total 1" in text
 
 
-def test_region_and_trace_settings_are_returned_if_not_default(tmp_path: Path) -> None:
+def test_region_and_trace_settings_are_returned(tmp_path: Path) -> None:
     broker = Settings().broker
     changed = msgspec.structs.replace(broker, region="north", trace_on=False)
     settings = Settings(broker=changed, store=small_config(sync_flush=False))

@@ -112,6 +112,8 @@ def test_a_send_is_stored_and_answered(peer: Peer, code: int, encoding: int) -> 
         "queueId": "1",
         "queueOffset": "1",
         "transactionId": "id-1",
+        "MSG_REGION": "DefaultRegion",
+        "TRACE_ON": "true",
     }
     assert [body_of(r) for r in peer.stored()] == [b"first", b"second"]
 

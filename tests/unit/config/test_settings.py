@@ -31,6 +31,7 @@ def test_every_setting_has_a_type_a_description_and_a_valid_default() -> None:
         (lambda: StoreConfig(delete_hours="25"), "must be hours of the day"),
         (lambda: BrokerConfig(port=70_000), "port must be at most 65535, not 70000"),
         (lambda: BrokerConfig(name="two words"), "must not contain white space"),
+        (lambda: BrokerConfig(region='a"b'), "must not be empty or contain control characters"),
         (lambda: BrokerConfig(nameservers="a:1;b"), "must be a list of host:port"),
         (lambda: ServerConfig(connections_max=0), "at least 1"),
         (lambda: msgspec.structs.replace(BrokerConfig(), permission=9), "at most 7"),
