@@ -1,6 +1,7 @@
 """The style guide, as a test."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,6 +88,19 @@ def test_every_module_has_a_docstring() -> None:
         if path.name != "__init__.py" and not path.read_text().startswith('"""')
     ]
     assert silent == []
+
+
+def test_log_lines_print_no_repr() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in SOURCES
+        if path.is_relative_to(ROOT / "src")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).startswith("log.")
+        and re.search(r"%r|!r|\brepr\(", ast.unparse(node))
+    ]
+    assert found == []
 
 
 def test_no_module_imports_cython() -> None:

@@ -1,7 +1,7 @@
 """Long polling: requests that wait until messages arrive, or until their deadline.
 
 A pull waits at its queue; an arrival there wakes all requests of the queue. POP requests of one
-group wait in a `WaitQueue` for any of several queues. An arrival wakes the first of them, and a
+group wait in a `WaitQueue` for any of several queues. An arrival wakes one of them, and a
 request that leaves messages behind wakes the next. So a message wakes one of a thousand requests,
 not all of them.
 """
@@ -32,8 +32,12 @@ class SuspendedRequest:
 
 @dataclass(slots=True, eq=False)
 class WaitQueue:
-    """Requests that wait for messages in any of these queues, in the order of arrival."""
+    """Requests that wait for messages in any of these queues, in the order of arrival.
 
+    The oldest request is woken first, or the newest with `newest_first`.
+    """
+
+    newest_first: bool = False
     queues: dict[ConsumeQueue, None] = field(default_factory=dict)
     unwatched: dict[ConsumeQueue, None] = field(default_factory=dict)  # those not watched yet
     waiting: OrderedDict[SuspendedRequest, None] = field(default_factory=OrderedDict)
@@ -106,7 +110,7 @@ class LongPolling:
             self._store.watch(queue)
 
     def wake_next(self, wait_queue: WaitQueue) -> None:
-        """Retry the first request of a wait queue. A nested call makes the outer one retry one
+        """Retry the next request of a wait queue. A nested call makes the outer one retry one
         more.
 
         A request that is about to be added, decided before in the same loop iteration, is retried
@@ -121,7 +125,8 @@ class LongPolling:
             while wait_queue.wakeups_due and wait_queue.waiting:
                 wait_queue.wakeups_due -= 1
                 wait_queue.woken += 1
-                suspended = next(iter(wait_queue.waiting))
+                waiting = wait_queue.waiting
+                suspended = next(reversed(waiting) if wait_queue.newest_first else iter(waiting))
                 self._forget(suspended)
                 self._wake(suspended, False)
         finally:

@@ -181,6 +181,7 @@ class Stats:
         counters = {
             "putMessageTimesTotal": puts,
             "putMessageSizeTotal": put_bytes,
+            "putMessageFailedTimes": self._store.writer.failed_puts,
             "putMessageAverageSize": put_bytes / puts if puts else 0.0,
             "msgPutTotalYesterdayMorning": put_yesterday,
             "msgPutTotalTodayMorning": put_today,

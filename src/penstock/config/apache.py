@@ -194,6 +194,7 @@ def _broker_extras(settings: Settings) -> dict[str, str]:
         "aclEnable": "false",
         "storeType": "default",
         "filterServerNums": "0",
+        "popCkStayBufferTimeOut": "3000",  # tests wait this long; checkpoints are not delayed here
     }
 
 

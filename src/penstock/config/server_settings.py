@@ -21,7 +21,7 @@ class ServerConfig(Checked, frozen=True, forbid_unknown_fields=True):
     ] = 16 * 1024 * 1024  # fmt: skip
     header_bytes_max: Annotated[
         int, Doc("The maximum size of the header of a frame.", least=256, most=(1 << 24) - 1)
-    ] = 1024 * 1024  # large enough to answer a request whose properties are too long
+    ] = 1024 * 1024  # as `wire.frame.HEADER_BYTES_MAX`
     connections_max: Annotated[
         int, Doc("The maximum number of connections.", live=True, least=1)
     ] = 20_000

@@ -36,6 +36,7 @@ cdef class StoreWriter:
     cdef public long long store_ms
     cdef readonly long long puts
     cdef readonly long long put_bytes
+    cdef readonly long long failed_puts
     cdef public list dirty
     cdef public list arrived
     cdef public list to_preallocate
@@ -65,7 +66,9 @@ cdef class StoreWriter:
     cdef int _append(self, Record record, ConsumeQueue queue) except -1
     cdef int _stop(self, object error) except -1
     cdef int _fail(self, object error) except -1
-    cdef int _refuse(self)
+    cdef int _refuse(self) except -1
+    cdef int _refused(self, object fault) except -1
+    cdef int _illegal(self, int problem) except -1
     @cython.locals(current=IndexFile)
     cdef int _index_ready(self, Index index) except -1
     @cython.locals(at="Py_ssize_t", end="Py_ssize_t", start="Py_ssize_t", seed=int)

@@ -82,6 +82,8 @@ class StoreWriter:
         # Messages and bytes stored since the start.
         self.puts: int = 0
         self.put_bytes: int = 0
+        # Puts that were REFUSED or ILLEGAL since the start; a batch is one put.
+        self.failed_puts: int = 0
         # The log offset that the flusher was last told of.
         self._flusher_told: int = 0
         # Queues written since `take_dirty`; watched queues that got a message, and files that
@@ -114,14 +116,12 @@ class StoreWriter:
     def check(self, record: Record) -> int:
         """Whether a message can be stored; afterwards `record.marks` point at its properties."""
         if self.refusal is not None:
-            self.fault = self.refusal
-            return _REFUSED
+            return self._refused(self.refusal)
         problem = record.prepare()
         if problem == 0 and record.size + layout.BLANK_BYTES > self.log.segments.segment_bytes:
             problem = TOO_LONG_FOR_SEGMENT
         if problem != 0:
-            self.problem = problem
-            return _ILLEGAL
+            return self._illegal(problem)
         return _PUT_OK
 
     def put_in(self, record: Record, queue: ConsumeQueue, now_ms: int) -> int:
@@ -137,8 +137,7 @@ class StoreWriter:
         `batch_offsets` has all; the record's body, properties and flag are overwritten.
         """
         if self.refusal is not None:
-            self.fault = self.refusal
-            return _REFUSED
+            return self._refused(self.refusal)
         queue = self.queues.find(
             record.source, record.topic_at, record.topic_length, record.queue_id
         )
@@ -147,11 +146,10 @@ class StoreWriter:
         body_at = record.body_at
         body_length = record.body_length
         if body_length > record.body_bytes_max:
-            self.problem = BODY_TOO_LONG
-            return _ILLEGAL
+            return self._illegal(BODY_TOO_LONG)
         total = self._measure(record)
         if total < 0:
-            return _ILLEGAL
+            return self._illegal(self.problem)
         if now_ms > self.store_ms:
             self.store_ms = now_ms
         try:
@@ -293,21 +291,28 @@ class StoreWriter:
 
     def _stop(self, error: OSError) -> int:
         """Records can't be written to the page cache: no acknowledgement is safe any more."""
-        self.refusal = self.fault = WriteStopped(
-            f"writing {self.log.segments.folder} failed: {error}"
-        )
-        return _REFUSED
+        self.refusal = WriteStopped(f"writing {self.log.segments.folder} failed: {error}")
+        return self._refused(self.refusal)
 
     def _fail(self, error: Exception) -> int:
         """One queue's files failed, which refuses this put; a full disk refuses all."""
-        self.fault = error
         if isinstance(error, DiskFull):
             self.refusal = error
-        return _REFUSED
+        return self._refused(error)
 
     def _refuse(self) -> int:
-        self.refusal = self.fault = self.log.refusal
+        self.refusal = self.log.refusal
+        return self._refused(self.log.refusal)
+
+    def _refused(self, fault: Exception | None) -> int:
+        self.failed_puts += 1
+        self.fault = fault
         return _REFUSED
+
+    def _illegal(self, problem: int) -> int:
+        self.failed_puts += 1
+        self.problem = problem
+        return _ILLEGAL
 
     def _index_ready(self, index: Index) -> None:
         """Ensure that an index file has space, so that a full disk is noticed before the append."""

@@ -16,8 +16,9 @@ from penstock.wire.json_header import JsonHeader
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Longest frame, with its length field, as in Java."""
-HEADER_BYTES_MAX = 64 * 1024
-"""Longest header; Java has no limit, the longest valid properties are 32,767 bytes."""
+HEADER_BYTES_MAX = 1024 * 1024
+"""Longest header, for servers (setting `header_bytes_max`) and clients. Java has no limit. A
+request whose properties are too long still gets a response."""
 
 JSON = 0
 BINARY = 1

@@ -138,6 +138,7 @@ def test_keys_that_the_tools_read_are_present() -> None:
         "listenPort": "10911", "haListenPort": "10912", "brokerPermission": "6",
         "deleteWhen": "04", "mappedFileSizeConsumeQueue": "6000000", "namesrvAddr": "",
         "tls.server.mode": "permissive", "broker.lock_lease_ms": "60000", "brokerIP1": "127.0.0.1",
+        "popCkStayBufferTimeOut": "3000",
     }  # fmt: skip
     assert {key: values[key] for key in asked} == asked
     assert "messageDelayLevel" in values

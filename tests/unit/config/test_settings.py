@@ -13,6 +13,7 @@ from penstock.config.sources import (
     merge_layers,
 )
 from penstock.errors import BadSetting
+from penstock.wire.frame import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 
 
 def test_every_setting_has_a_type_a_description_and_a_valid_default() -> None:
@@ -134,3 +135,8 @@ def test_a_header_with_refused_properties_can_still_be_read() -> None:
     # Properties of 32 Ki Chinese characters exceed the limit. The server can only answer with a
     # refusal if it has read the header.
     assert ServerConfig().header_bytes_max > 3 * 32 * 1024 + 1024
+
+
+def test_servers_and_clients_have_the_same_frame_limits() -> None:
+    limits = (ServerConfig().frame_bytes_max, ServerConfig().header_bytes_max)
+    assert limits == (FRAME_BYTES_MAX, HEADER_BYTES_MAX)

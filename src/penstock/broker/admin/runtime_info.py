@@ -38,7 +38,6 @@ _UNUSED = {
     "putLatency999": "0.00",
     "putMessageDistributeTime": "null",
     "putMessageEntireTimeMax": "0",
-    "putMessageFailedTimes": "0",
 }
 """Values for parts that Penstock does not have, by RocketMQ's names."""
 

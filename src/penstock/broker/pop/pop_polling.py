@@ -48,7 +48,9 @@ class PopPolling:
         wait_queues = self._wait_queues.setdefault((request.topic, request.group), {})
         wait_queue = wait_queues.get((notify, request.queue_id))
         if wait_queue is None:
-            wait_queue = wait_queues[notify, request.queue_id] = WaitQueue()
+            # As in RocketMQ: the newest waiter of a NOTIFICATION is the least likely to be gone.
+            wait_queue = WaitQueue(newest_first=notify)
+            wait_queues[notify, request.queue_id] = wait_queue
         full = len(wait_queue.waiting) > broker.pop_waiting_per_queue_max
         if full or self._context.long_polling.in_wait_queues >= broker.pop_waiting_max:
             return None
@@ -85,7 +87,7 @@ class PopPolling:
         return 0 if wait_queue is None else len(wait_queue.waiting)
 
     def wake(self, topic: str, group: str, queue_id: int) -> None:
-        """Wake the longest waiting request of each wait queue that reads this queue."""
+        """Wake one request of each wait queue that reads this queue."""
         for (_, key_queue_id), wait_queue in list(
             self._wait_queues.get((topic, group), {}).items()
         ):

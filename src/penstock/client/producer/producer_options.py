@@ -7,12 +7,14 @@ from penstock.client.client_options import ClientOptions, check_at_least, check_
 from penstock.client.producer.accumulator import Batching
 from penstock.errors import BadSetting
 from penstock.wire.compression import Compression
-from penstock.wire.frame import FRAME_BYTES_MAX, HEADER_BYTES_MAX
+from penstock.wire.frame import FRAME_BYTES_MAX
 
 GROUP_DEFAULT: Final = "penstock"
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 """Default of the longest body, as in RocketMQ's clients and brokers."""
-BODY_BYTES_LIMIT: Final = FRAME_BYTES_MAX - HEADER_BYTES_MAX
+SEND_HEADER_BYTES_MAX: Final = 64 * 1024
+"""The header of a send is shorter than this: its properties have at most 32,767 bytes."""
+BODY_BYTES_LIMIT: Final = FRAME_BYTES_MAX - SEND_HEADER_BYTES_MAX
 """A request has to fit into one frame."""
 
 

@@ -12,13 +12,14 @@ from penstock.broker.admin.runtime_info import RuntimeHandlers, human_bytes, hum
 from penstock.broker.admin.settings_admin import UNSUPPORTED, SettingsHandlers
 from penstock.rpc.answers import Reply
 from penstock.rpc.command import Command
+from penstock.store.put import ILLEGAL
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import DataVersion, KVTable
 from penstock.wire.bodies.cluster_bodies import HARuntimeInfo
 from penstock.wire.bodies.table_bodies import TimerCheckpoint, TimerMetricsSerializeWrapper
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.java_properties import parse_properties
-from tests.store_kit import SEGMENT_BYTES
+from tests.store_kit import SEGMENT_BYTES, Message
 from tests.unit.broker.admin.admin_kit import (
     NOW_MS,
     AdminFixture,
@@ -78,6 +79,14 @@ def test_runtime_info_has_throughput(env: AdminFixture) -> None:
     assert table["earliestMessageTimeStamp"] == str(NOW_MS + 5)
     assert table["commitLogMaxOffset"] == str(env.store.log.end)
     assert table["msgPutTotalTodayNow"] == table["putMessageTimesTotal"] == "2"
+
+
+def test_runtime_info_counts_failed_puts(env: AdminFixture) -> None:
+    assert runtime(env)["putMessageFailedTimes"] == "0"
+    too_long = Message("orders", 0, b"body", tags="x" * 40_000)
+    for _ in range(2):
+        assert env.store.put(too_long.record(), NOW_MS) == ILLEGAL
+    assert runtime(env)["putMessageFailedTimes"] == "2"
 
 
 def test_sizes_and_durations_are_readable() -> None:

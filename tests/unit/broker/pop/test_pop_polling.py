@@ -239,6 +239,18 @@ def test_each_message_notifies_one_request(env: BrokerFixture, client: PopClient
     assert len(env.woken) >= 4
 
 
+def test_a_message_notifies_the_newest_request_as_in_rocketmq(
+    env: BrokerFixture, client: PopClient
+) -> None:
+    assert isinstance(client.notify(1_000), Suspend)
+    assert isinstance(client.notify(15_000), Suspend)
+    send(env, b"a")
+    client.pop()
+    advance(env, 1_000)
+    older = Reply(ext={"hasMsg": "false", "pollingFull": "false"})
+    assert env.woken == [Reply(ext={"hasMsg": "true", "pollingFull": "false"}), older]
+
+
 # --- peeks
 
 
