@@ -5,8 +5,7 @@ cut short, in any file of a store that crashed or was closed. Records have a CRC
 so a flipped bit may go unnoticed; what is asserted is what can be known:
 
 * opening ends with a store or with a PenstockError, the latter only if `penstock.json` is hit;
-* the log keeps every record before the damage, and every undamaged record that it keeps at all
-  is at its offset with its bytes;
+* the log keeps every undamaged record, before and behind the damage, at its offset with its bytes;
 * damage outside the log and its queues costs no message;
 * whatever the queues and the index say, reading ends; new messages can be put and read.
 
@@ -30,7 +29,6 @@ from penstock.wire.output import Output
 from tests.depth import rounds
 from tests.store_kit import (
     EVER_MS,
-    SEGMENT_BYTES,
     START_MS,
     Message,
     Model,
@@ -67,14 +65,15 @@ def make_store(root: Path, rng: Random, *, closed: bool) -> Model:
     return model
 
 
-def do_damage(path: Path, rng: Random) -> int:
-    """Damage a file somewhere in its written part; returns the first damaged offset."""
+def do_damage(path: Path, rng: Random) -> tuple[int, int]:
+    """Damage a file somewhere in its written part; returns the range of damaged offsets."""
     data = bytearray(path.read_bytes())
     written = max(len(data.rstrip(b"\0")), 1)
     at = rng.randrange(written)
     length = min(rng.choice((1, 8, 64, 600, 5000)), len(data) - at)
     kind = rng.choice(("flip", "flip", "flip", "zero", "noise", "cut"))
     if kind == "flip" and data:
+        length = 1
         data[at] ^= 1 << rng.randrange(8)
     elif kind == "zero":
         data[at : at + length] = bytes(length)
@@ -82,9 +81,10 @@ def do_damage(path: Path, rng: Random) -> int:
         data[at : at + length] = rng.randbytes(length)
     else:
         at = rng.choice((0, at))
+        length = len(data) - at
         del data[at:]
     path.write_bytes(data)
-    return at
+    return at, at + length
 
 
 def damage_round(root: Path, seed: int, kind: str = "*") -> None:
@@ -96,7 +96,7 @@ def damage_round(root: Path, seed: int, kind: str = "*") -> None:
     if not files:
         return  # a store that crashed has no snapshot
     path = rng.choice(files)
-    at = do_damage(path, rng)
+    begin, end = do_damage(path, rng)
     try:
         store = open_store(root, CONFIG, FaultyDisk(root), LATER_MS)
     except StoreRefused:
@@ -104,9 +104,9 @@ def damage_round(root: Path, seed: int, kind: str = "*") -> None:
             raise
         return
     if path.parent.name == "commitlog":
-        check_log(store, model, int(path.name) + at)
+        check_log(store, model, int(path.name) + begin, int(path.name) + end)
     elif "consumequeue" in path.parts:
-        check_log(store, model, model.end)
+        check_log(store, model)
     elif path.parent.name == "index":
         check_queues(store, model)
     else:
@@ -115,18 +115,16 @@ def damage_round(root: Path, seed: int, kind: str = "*") -> None:
     write_on(store, root)
 
 
-def check_log(store: MessageStore, model: Model, hit: int) -> None:
-    """Records before the damage exist; so do those behind it, if the log continues at all."""
-    segment_end = hit - hit % SEGMENT_BYTES + SEGMENT_BYTES
+def check_log(store: MessageStore, model: Model, begin: int = 0, end: int = 0) -> None:
+    """Every record exists that has no byte in the damaged range."""
     for stored in model.stored:
-        whole = stored.end <= hit
-        if whole or (stored.offset >= segment_end and stored.end <= store.log.end):
+        if stored.end <= begin or stored.offset >= end:
             found = store.lookup.record(stored.offset, store.confirm_offset)
             assert found == stored.data(), f"{stored.offset}: {store.report}"
 
 
 def check_queues(store: MessageStore, model: Model) -> None:
-    check_log(store, model, model.end)
+    check_log(store, model)
     for name, row in model.queues().items():
         assert store.max_offset(*name) == len(row)
         assert read(store, name, 0, 1) == [row[0].data()]
@@ -248,7 +246,7 @@ def test_a_damaged_last_entry_without_a_snapshot_loses_no_record(tmp_path: Path,
     store = open_store(root, CONFIG, FaultyDisk(root), LATER_MS)
     try:
         assert store.log.end == model.end
-        check_log(store, model, model.end)
+        check_log(store, model)
     finally:
         store.close()
 

@@ -126,6 +126,35 @@ def test_acknowledged_messages_survive_kill_9(tmp_path: Path, mode: str) -> None
     store.close()
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("place", [0, 110], ids=["size", "body"])
+def test_a_flipped_bit_and_kill_9_cost_one_message(tmp_path: Path, place: int) -> None:
+    """Also after a second kill -9, of a process that has recovered the store and continued."""
+    acks = write_and_kill(tmp_path, "sync", 1, 0.5)
+    victim = next(a for a in acks[len(acks) // 2 :] if a.size > 1500)
+    acks.remove(victim)
+    flip(tmp_path, victim.offset + place)
+    for generation in (2, 3):
+        acks += write_and_kill(tmp_path, "sync", generation, 0.2)
+    store = MessageStore(tmp_path, small_store(sync_flush=True), now_ms=int(time.time() * 1000))
+    check(store, acks)
+    assert [d.offset for d in store.report.damage] == [victim.offset]
+    assert not store.paths.truncated.exists()
+    found = store.get(victim.topic, victim.queue_id, victim.queue_offset, wait=True)
+    assert found.next_offset > victim.queue_offset
+    store.close()
+
+
+def flip(root: Path, offset: int) -> None:
+    """Flip a bit of the log."""
+    size = small_store(sync_flush=True).segment_bytes
+    with open(root / "commitlog" / f"{offset - offset % size:020d}", "r+b") as file:
+        file.seek(offset % size)
+        old = file.read(1)[0]
+        file.seek(offset % size)
+        file.write(bytes([old ^ 1]))
+
+
 def abandon(store: MessageStore) -> None:
     """Leave a store as a killed process does: nothing is written any more."""
     store.flusher.stop()

@@ -20,6 +20,7 @@ from penstock.server.server_metrics import (
     add_registration_metrics,
     add_server_metrics,
 )
+from penstock.store.recovery_report import Report
 from tests.unit.broker.broker_kit import broker_fixture
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
@@ -110,6 +111,7 @@ def fake_broker() -> Any:
         queues=SimpleNamespace(rows=rows), refusal=None,
         log=SimpleNamespace(end=5000, begin=lambda: 1000),
         flusher=SimpleNamespace(flushed=lambda: 4900),
+        report=Report(damaged_ranges=2, damaged_bytes=600, saved_bytes=70),
         min_offset=lambda topic, queue: 1, max_offset=lambda topic, queue: 7,
     )  # fmt: skip
     java = GroupMember(1, "c1", "h:1", 0, 493, 0)
@@ -201,6 +203,9 @@ def broker_registry(broker: Any = None) -> Registry:
         ("rocketmq_storage_size", {"storage_type": "local", "storage_medium": "disk"}, 4000),
         ("rocketmq_storage_flush_behind_bytes",
          {"storage_type": "local", "storage_medium": "disk"}, 100),
+        ("penstock_store_damaged_ranges", {}, 2),
+        ("penstock_store_damaged_bytes", {}, 600),
+        ("penstock_store_truncated_bytes", {}, 70),
         ("penstock_store_writable", {}, 1),
         ("penstock_connections", {}, 2),
         ("penstock_suspended_requests", {}, 3),

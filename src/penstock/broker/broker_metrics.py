@@ -247,6 +247,21 @@ def _add_storage(registry: Registry, context: BrokerContext) -> None:
         read=lambda: [(LOCAL_DISK, 0)],
     )
     registry.gauge(
+        "penstock_store_damaged_ranges",
+        "Damaged ranges of the log that the recovery at the start found and skipped.",
+        read=lambda: store.report.damaged_ranges,
+    )
+    registry.gauge(
+        "penstock_store_damaged_bytes",
+        "Bytes in these ranges.",
+        read=lambda: store.report.damaged_bytes,
+    )
+    registry.gauge(
+        "penstock_store_truncated_bytes",
+        "Bytes that the recovery at the start cut from the log's end, after saving them.",
+        read=lambda: store.report.saved_bytes,
+    )
+    registry.gauge(
         "penstock_store_writable",
         "1 while the store accepts messages.",
         read=lambda: store.refusal is None,

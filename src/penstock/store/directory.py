@@ -38,6 +38,7 @@ class StorePaths:
         self.sizes = root / "penstock.json"
         self.snapshot = root / "penstock.snapshot"
         self.removed = root / "penstock.removed"
+        self.truncated = root / "penstock.truncated"
 
 
 def refuse_foreign(disk: Disk, paths: StorePaths) -> None:
@@ -131,6 +132,21 @@ def write_sizes(disk: Disk, paths: StorePaths, config: StoreConfig) -> None:
     data = msgspec.json.encode(_sizes_of(config))
     if disk.read(paths.sizes) != data:
         disk.write_file(paths.sizes, data)
+
+
+def mark_open(disk: Disk, paths: StorePaths) -> None:
+    """Write `abort`, which exists while the store is open, with the process and the system."""
+    disk.write_file(paths.abort, f"{os.getpid()} {disk.system_id(paths.root)}".encode())
+
+
+def opened_here(disk: Disk, paths: StorePaths) -> bool:
+    """Whether this system, not restarted since, opened the store that was not closed.
+
+    Then a process died and the page cache has everything that it wrote. False if that is unknown.
+    """
+    data = disk.read(paths.abort) or b""
+    system = disk.system_id(paths.root).encode()
+    return bool(system) and data.partition(b" ")[2] == system
 
 
 class StoreLock:

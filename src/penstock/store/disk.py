@@ -19,6 +19,7 @@ from penstock.errors import DiskFull, ReadFailed
 POOL_THREADS = 4
 """Cold reads of several consumers, a preallocation and an unlink may wait at the same time."""
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 T = TypeVar("T")
 
 
@@ -199,6 +200,16 @@ class Disk:
 
     def size(self, path: Path) -> int:
         return path.stat().st_size
+
+    def system_id(self, path: Path) -> str:
+        """Identifies the running operating system and a directory; empty if that is unknown.
+
+        It changes when the system restarts, and is another one for a copy of the directory.
+        """
+        try:
+            return f"{_BOOT_ID.read_text().strip()}:{path.stat().st_ino}"
+        except OSError:
+            return ""
 
     def modified_ms(self, path: Path) -> int:
         """When a file was last written; 0 if it does not exist."""

@@ -33,6 +33,7 @@ cdef class StoreWriter:
     cdef readonly long long last_offset
     cdef public long long gaps
     cdef public long long unplaced
+    cdef public object damage
     cdef public long long store_ms
     cdef readonly long long puts
     cdef readonly long long put_bytes

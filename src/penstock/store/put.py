@@ -9,9 +9,11 @@ from array import array
 from penstock.errors import DiskFull, StoreError, WriteStopped
 from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
+from penstock.store.consumequeue.queue_files import last_real
 from penstock.store.consumequeue.queue_table import QueueTable
 from penstock.store.flusher import Flusher
 from penstock.store.index import Index, IndexFile
+from penstock.store.recovery_report import ReplayDamage, Report
 from penstock.wire import layout
 from penstock.wire.record import (
     BATCH_BROKEN,
@@ -77,6 +79,8 @@ class StoreWriter:
         # Replay: queues that continue after a gap, and records that got no entry.
         self.gaps: int = 0
         self.unplaced: int = 0
+        # Replay: the damage that it has met, which explains gaps.
+        self.damage: ReplayDamage = ReplayDamage(Report(), 0)
         # Store time of the newest record; never goes back.
         self.store_ms: int = 0
         # Messages and bytes stored since the start.
@@ -392,13 +396,32 @@ class StoreWriter:
             self._place(queue, unconfirmed)
             queue.append(entry[1], entry[2], entry[3])
             return
-        furthest = QUEUE_OFFSET_MAX if empty else queue.file_entries
+        furthest = QUEUE_OFFSET_MAX if empty else self._gap_max(queue)
+        if unconfirmed is not None and self._successor_lost(unconfirmed, offset):
+            self._place(queue, unconfirmed)
+            unconfirmed = None
         if offset == 0 or 0 < offset - queue.max_offset <= furthest:
             self._unconfirmed[queue] = entry
         else:
             self.unplaced += 1
         if unconfirmed is not None:
             self.unplaced += 1
+
+    def _successor_lost(self, entry: Entry, offset: int) -> bool:
+        """Whether damage explains that an entry is followed by this queue offset."""
+        return offset > entry[0] + 1 and self.damage.explains(entry[1])
+
+    def _gap_max(self, queue: ConsumeQueue) -> int:
+        """The longest plausible gap in entries."""
+        return max(queue.file_entries, self.damage.bytes_met // layout.FIXED_BYTES)
+
+    def fill(self, queue: ConsumeQueue, offset: int) -> None:
+        """Fillers up to this queue offset, for messages that were lost to damage."""
+        begin = queue.max_offset
+        last = queue.entry(last_real(queue, begin))
+        queue.fill_to(offset, last[0] + 1 if last is not None else 0)
+        self.mark_dirty(queue)
+        self.damage.add_lost(queue.topic, queue.queue_id, begin, offset)
 
     def end_replay(self) -> None:
         """No more records follow: entries without a successor are accepted."""
@@ -410,10 +433,13 @@ class StoreWriter:
         """Start a queue over, or continue it behind a gap; fillers stand for unknown entries."""
         if entry[0] == 0:
             queue.cut(0)
-        else:
-            self.gaps += 1
         if queue.max_offset == queue.min_offset:
+            if entry[0] != 0:
+                self.gaps += 1
             queue.begin_at(entry[0])
         else:
-            queue.fill_to(entry[0])
+            before = queue.entry(last_real(queue, queue.max_offset))
+            if before is None or not self.damage.explains(before[0]):
+                self.gaps += 1
+            self.fill(queue, entry[0])
         queue.append(entry[1], entry[2], entry[3])

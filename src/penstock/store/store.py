@@ -24,6 +24,7 @@ from penstock.store.directory import (
     StoreLock,
     StorePaths,
     check_sizes,
+    mark_open,
     refuse_foreign,
     stored_config,
     write_sizes,
@@ -35,7 +36,8 @@ from penstock.store.lookup import Lookup
 from penstock.store.maintenance import Maintenance, PinSource
 from penstock.store.put import NO_QUEUE, StoreWriter
 from penstock.store.recovery.checkpoint import Checkpoint, write_checkpoint
-from penstock.store.recovery.recovery import Progress, Recovery, Report, Snapshot
+from penstock.store.recovery.recovery import Progress, Recovery, Snapshot
+from penstock.store.recovery_report import Report
 from penstock.wire.output import Output
 from penstock.wire.record import Record
 
@@ -139,7 +141,7 @@ class MessageStore:
         # Removed before anything is written: the snapshot describes a store that is closed.
         if paths.snapshot.exists():
             disk.unlink(paths.snapshot)
-        disk.write_file(paths.abort, str(os.getpid()).encode())
+        mark_open(disk, paths)
         end = self.report.log_end
         self.writer.store_ms = max(self.writer.store_ms, self.report.store_ms)
         self.log.start(end, lambda old, new: self.flusher.roll(old.fd, new.fd))

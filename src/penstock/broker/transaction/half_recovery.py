@@ -33,6 +33,7 @@ from penstock.broker.transaction.half_queues import (
 )
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import FOUND
+from penstock.store.recovery.damage import part_of, search
 from penstock.store.store import MessageStore
 from penstock.wire import layout, octets
 from penstock.wire.codes import (
@@ -223,7 +224,10 @@ class HalfRecovery:
 
 
 def walk_log(store: MessageStore, offset: int) -> Iterator[StoredRecord]:
-    """The records of the log from `offset` on; each is valid until the next one is yielded."""
+    """The records of the log from `offset` on; each is valid until the next one is yielded.
+
+    Damaged parts are skipped.
+    """
     stored, row, end = StoredRecord(), store.log.segments, store.confirm_offset
     least = READ_BYTES
     while offset < end:
@@ -250,7 +254,9 @@ def walk_log(store: MessageStore, offset: int) -> Iterator[StoredRecord]:
         elif left < size <= room:  # the read ended within this record
             least = max(size, READ_BYTES)
         else:
-            return
+            at = offset + 1 - segment.start
+            found = search(part_of(segment), at, segment.size, blanks=True)
+            offset = segment.start + segment.size if found is None else found
 
 
 def _read(data: bytes) -> StoredRecord | None:

@@ -34,7 +34,8 @@ _FIRST_ENTRIES = BLOCK_BYTES // layout.ENTRY_BYTES
 SCAN_ENTRIES = 500
 """How many entries are read at once to skip fillers."""
 FILLER_SIZE = 0x7FFFFFFF
-"""Size field of entries before the first message of a queue that does not begin at 0."""
+"""Size field of entries without a message: before the first one of a queue that does not begin at
+0, and for messages that were lost to damage. The latter have a log offset as their tag hash."""
 _FILLER_SIZE = FILLER_SIZE
 _ENTRY = struct.Struct(">qiq")
 _NEVER = 1 << 62
@@ -159,10 +160,13 @@ class ConsumeQueue:
             self.fill_to(offset)
         self.min_offset = self.max_offset = self.hot_from = offset
 
-    def fill_to(self, offset: int) -> None:
-        """Append fillers for the unknown entries before `offset`."""
+    def fill_to(self, offset: int, place: int = 0) -> None:
+        """Append fillers for the unknown entries before `offset`.
+
+        `place` is a log offset between the entries around them; 0 at the begin of a queue.
+        """
         while self.max_offset < offset:
-            self.append(0, _FILLER_SIZE, 0)
+            self.append(0, _FILLER_SIZE, place)
 
     def cut(self, offset: int) -> None:
         """Remove the entries from `offset` on; their bytes become zero, durably after `sync`."""
@@ -267,10 +271,14 @@ class ConsumeQueue:
             self.disk.close_file(fd)
 
     def entry(self, offset: int) -> tuple[int, int, int] | None:
-        """(physical offset, size, tag hash) of an entry, or None; may wait for the disk."""
+        """(physical offset, size, tag hash) of an entry, or None; may wait for the disk.
+
+        None also for a filler: it has no message.
+        """
         if not self.min_offset <= offset < self.max_offset:
             return None
-        return unpack_entry(self.read(offset, 1) or b"")
+        entry = unpack_entry(self.read(offset, 1) or b"")
+        return entry if entry is None or entry[1] != FILLER_SIZE else None
 
     def next_real(self, offset: int, end: int) -> tuple[int, tuple[int, int, int]] | None:
         """The first entry in [offset, end) that is not a filler, with its offset; may wait."""

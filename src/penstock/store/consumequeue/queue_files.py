@@ -43,6 +43,17 @@ def find_below(queue: ConsumeQueue, physical_offset: int) -> int:
     return low
 
 
+def last_real(queue: ConsumeQueue, end: int) -> int:
+    """The last queue offset before `end` that is not a filler for a lost message."""
+    offset = end - 1
+    while offset > queue.min_offset:
+        entry = unpack_entry(queue.read(offset, 1) or b"")
+        if entry is None or entry[1] != FILLER_SIZE or entry[2] == 0:
+            break
+        offset -= 1
+    return offset
+
+
 def count_below(queue: ConsumeQueue, physical_offset: int) -> int:
     """As `find_below`, but entry by entry, for queues with torn or damaged entries."""
     last = -1
@@ -64,7 +75,10 @@ def count_below(queue: ConsumeQueue, physical_offset: int) -> int:
 def _is_below(queue: ConsumeQueue, offset: int, physical_offset: int) -> bool:
     queue.max_offset = max(queue.max_offset, offset + 1)
     entry = unpack_entry(queue.read(offset, 1) or b"")
-    return entry is not None and entry[1] > 0 and 0 <= entry[0] < physical_offset
+    if entry is None or entry[1] <= 0:
+        return False
+    place = entry[2] if entry[1] == FILLER_SIZE else entry[0]
+    return 0 <= place < physical_offset
 
 
 def has_data_from(queue: ConsumeQueue, offset: int) -> bool:

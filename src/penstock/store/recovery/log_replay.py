@@ -34,16 +34,17 @@ class Replay:
         self.skipped: int = 0
         # Log offset of the last valid record, or -1.
         self.last_offset: int = -1
-        # Set where no valid record follows.
+        # Whether the last `run` stopped where there is no valid record.
         self.ended: bool = False
 
     def run(self, segment: Segment, offset: int, bytes_max: int) -> int:
         """Continue at `offset` of this segment for about `bytes_max`; returns where it stopped.
 
         At the segment's end that is the start of the next. `ended` is set where no valid record
-        is found; `stored.problem` then says why.
+        is found; `stored.problem` then says why (0: a blank record that ends too early).
         """
         stored = self.stored
+        self.ended = False
         stored.bind(segment.view)
         at = offset - segment.start
         end = segment.size

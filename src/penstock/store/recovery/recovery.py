@@ -11,9 +11,10 @@ After a crash:
 2. Truncate queues and index to records below S.
 3. Walk the log from S, check each record and dispatch it again: the record itself names the queue
    offset of its entry, so it does not matter what a power cut left behind.
-4. Where no valid record follows, truncate the log: the rest is zeroed and later segments are
-   deleted. (If stale bytes remained, a later crash could take an old record behind a new one for
-   its successor.)
+4. Where no valid record is found, `damage` decides. Damage inside the log is reported and skipped:
+   the bytes stay, fillers stand for the lost queue entries. Otherwise the log is truncated there:
+   the rest is saved (`log_tail`) and zeroed, and later segments are deleted. (If stale bytes
+   remained, a later crash could take an old record behind a new one for its successor.)
 5. Sync what was found, because readers may see it from now on.
 
 If queues contradict the log (damaged or missing files), the whole log is walked.
@@ -31,23 +32,23 @@ import msgspec
 from penstock.config import StoreConfig, delays_ms
 from penstock.errors import StoreDamaged, StoreRefused
 from penstock.store.consumequeue import queue_files
-from penstock.store.consumequeue.consumequeue import (
-    FILLER_SIZE,
-    ConsumeQueue,
-)
+from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.consumequeue.mapped_queues import MappedQueues, mapped_max
 from penstock.store.consumequeue.queue_removal import QueueRemoval
 from penstock.store.consumequeue.queue_table import QueueTable
-from penstock.store.directory import StorePaths
+from penstock.store.directory import StorePaths, mark_open, opened_here
 from penstock.store.disk import Disk
 from penstock.store.index import Index
 from penstock.store.put import StoreWriter
 from penstock.store.recovery.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from penstock.store.recovery.damage import DAMAGED, DamageJudge, LostMessage, part_of
 from penstock.store.recovery.log_replay import Replay
+from penstock.store.recovery.log_tail import save_tail
+from penstock.store.recovery_report import DamagedRange, ReplayDamage, Report
 from penstock.store.segment import NAME_DIGITS, Segment, SegmentList, is_number, segment_name
 from penstock.wire.codes import TOPIC_SCHEDULE
 from penstock.wire.layout import ENTRY_BYTES
-from penstock.wire.record import NOTHING, PROBLEMS, RECORD, UNWRITTEN, StoredRecord
+from penstock.wire.record import NOTHING, RECORD, StoredRecord
 
 STEP_BYTES = 64 * 1024 * 1024
 """How much of the log is walked between two reports of progress."""
@@ -79,37 +80,6 @@ class Snapshot(msgspec.Struct):
         return zlib.crc32(msgspec.json.encode(msgspec.structs.replace(self, check=0)))
 
 
-class Report(msgspec.Struct):
-    """What recovery found and did."""
-
-    clean: bool = True
-    replayed_from: int = 0
-    records: int = 0
-    damaged_records: int = 0
-    log_end: int = 0
-    last_offset: int = -1
-    cut_reason: str | None = None
-    store_ms: int = 0
-    invalid_index_files: list[str] = msgspec.field(default_factory=list)
-    short_files: list[str] = msgspec.field(default_factory=list)
-
-    def warnings(self) -> list[str]:
-        """What the operator should know."""
-        texts = [
-            f"segment {name} is truncated: the messages at its end can't be read"
-            for name in self.short_files
-        ]
-        texts += [
-            f"index/{name} is not a valid index file and is ignored"
-            for name in self.invalid_index_files
-        ]
-        if self.damaged_records:
-            texts.append(f"{self.damaged_records} records have damaged headers and no queue entry")
-        if self.cut_reason and not self.cut_reason.startswith(PROBLEMS[UNWRITTEN]):
-            texts.append(f"the log was truncated: {self.cut_reason}")
-        return texts
-
-
 class Recovery:
     """Opens the files of one store and makes them consistent."""
 
@@ -126,6 +96,8 @@ class Recovery:
         self.checkpoint = Checkpoint()
         self.removal = QueueRemoval(disk, paths)
         self.report = Report()
+        # Nothing below this log offset can be torn; `damage` says why.
+        self._durable_to = 0
         self._delays_ms = delays_ms(config.delay_levels)
         self._progress = progress or (lambda what, done, of: None)
 
@@ -194,6 +166,8 @@ class Recovery:
         """Make log, queues and index consistent. `ours`: Penstock wrote the checkpoint."""
         self.report.clean = not crashed
         self.checkpoint = read_checkpoint(self.disk, self.paths)
+        whole = not crashed or opened_here(self.disk, self.paths)
+        self._durable_to = self._beyond() if whole else self._confirmed()
         self.report.invalid_index_files = (
             self.index.load(extend=ours) if self.config.index_enabled else []
         )
@@ -203,7 +177,8 @@ class Recovery:
             self._finish_removal()
             return self.report
         # Files are written from here on: a crash meanwhile must not look like a clean shutdown.
-        self.disk.write_file(self.paths.abort, str(os.getpid()).encode())
+        if not crashed:  # else it says which system opened the store; the next recovery needs that
+            mark_open(self.disk, self.paths)
         self.load_queues()
         for queue in self.queues.rows:
             if self.removal.end_of(queue.topic) > 0:
@@ -287,6 +262,8 @@ class Recovery:
             queue = self.add_queue(topic.encode(), queue_id)
             if queue is not None:
                 queue.resume(first, files, low, high)
+        if self.segments.items and self.segments.items[-1].start > snapshot.log_end:
+            self._save_tail(snapshot.log_end)
         self._drop_segments_from(snapshot.log_end)
         self.report.log_end = self.report.replayed_from = snapshot.log_end
         self.report.last_offset = snapshot.last_offset
@@ -306,10 +283,7 @@ class Recovery:
                 return False
         segment = self.segments.find(snapshot.log_end)
         if segment is None:
-            return (
-                snapshot.log_end
-                == self.segments.first + len(self.segments.items) * self.segments.segment_bytes
-            )
+            return snapshot.log_end == self._beyond()
         stored.bind(segment.view)
         return stored.read(snapshot.log_end - segment.start, segment.size) == NOTHING
 
@@ -319,7 +293,7 @@ class Recovery:
         None if a queue's last entry does not match its record: then the whole log is walked.
         """
         end = self.segments.first
-        beyond = self.segments.first + len(self.segments.items) * self.segments.segment_bytes
+        beyond = self._beyond()
         total = len(self.queues.rows)
         for done, queue in enumerate(self.queues.rows):
             self._progress("queues", done, total)
@@ -328,17 +302,18 @@ class Recovery:
             queue.max_offset = queue_files.find_below(queue, beyond)
             if not self._last_entry_matches(queue, queue.max_offset):
                 return None
-            entry = queue.entry(queue.max_offset - 1)
-            if entry is not None and entry[1] != FILLER_SIZE:
+            entry = queue.entry(queue_files.last_real(queue, queue.max_offset))
+            if entry is not None:
                 end = max(end, entry[0] + entry[1])
         return end
 
     def _last_entry_matches(self, queue: ConsumeQueue, end: int) -> bool:
         """Whether the entry before `end` matches its record, or the record is deleted."""
-        entry = queue.entry(end - 1)
-        if entry is None or entry[1] == FILLER_SIZE or entry[0] < self.segments.first:
+        queue_offset = queue_files.last_real(queue, end)
+        entry = queue.entry(queue_offset)
+        if entry is None or entry[0] < self.segments.first:
             return True
-        queue_offset, offset, size = end - 1, entry[0], entry[1]
+        offset, size = entry[0], entry[1]
         segment = self.segments.find(offset)
         if segment is None:
             return False
@@ -397,16 +372,29 @@ class Recovery:
     def _replay(self, writer: StoreWriter, begin: int) -> int:
         """Walk and dispatch the log from `begin`; returns where it ends."""
         self.report.replayed_from = begin
+        self.report.cut_reason = None
         replay = Replay(writer, self.add_queue, self.removal.ends)
-        replay.stored.durable_to = self.checkpoint.confirm_offset
-        beyond = self.segments.first + len(self.segments.items) * self.segments.segment_bytes
+        replay.stored.durable_to = self._durable_to
+        writer.damage = ReplayDamage(self.report, begin)
+        judge = self._judge()
+        beyond = self._beyond()
         at = begin
-        while not replay.ended:
+        while True:
             segment = self.segments.find(at)
             if segment is None:
                 break
             self._progress("log", at - begin, beyond - begin)
             at = replay.run(segment, at, STEP_BYTES)
+            if not replay.ended:
+                continue
+            problem, size = replay.stored.problem, replay.stored.size
+            verdict = judge.judge(at, problem, size)
+            if verdict.case != DAMAGED:
+                self.report.cut_reason = f"{verdict.reason} (at offset {at})"
+                break
+            lost = judge.lost_message(at, verdict.following, problem, size)
+            self._isolate(writer, at, verdict.following, verdict.reason, lost)
+            at = verdict.following
         writer.end_replay()
         self._progress("log", beyond - begin, beyond - begin)
         self.report.records = replay.records
@@ -414,15 +402,45 @@ class Recovery:
         self.report.log_end = at
         self.report.last_offset = replay.last_offset
         self.report.store_ms = writer.store_ms
-        if replay.ended and replay.stored.problem:
-            self.report.cut_reason = f"{PROBLEMS[replay.stored.problem]} (at offset {at})"
         return at
 
+    def _isolate(
+        self, writer: StoreWriter, begin: int, end: int, reason: str, lost: LostMessage | None
+    ) -> None:
+        """Note a damaged range; a message whose queue is known there becomes a filler."""
+        message = ""
+        if lost is not None and is_queue_name(lost.topic):
+            message = f"a message of topic {lost.topic.decode()}, queue {lost.queue_id}"
+            if lost.queued:
+                message += f", queue offset {lost.queue_offset}"
+        writer.damage.add(DamagedRange(begin, end - begin, reason, message))
+        if lost is not None and message and begin >= self.removal.end_of(lost.topic):
+            queue = self.queues.get(lost.topic, lost.queue_id)
+            if queue is not None and lost.queued and lost.queue_offset == queue.max_offset:
+                writer.fill(queue, lost.queue_offset + 1)
+
+    def _judge(self) -> DamageJudge:
+        return DamageJudge(
+            [part_of(segment) for segment in self.segments.items],
+            self.segments.segment_bytes,
+            durable_to=self._durable_to,
+            confirm_offset=self._confirmed(),
+        )
+
+    def _beyond(self) -> int:
+        """The end of the last segment."""
+        return self.segments.first + len(self.segments.items) * self.segments.segment_bytes
+
+    def _confirmed(self) -> int:
+        """The checkpoint's confirm offset; 0 if it can't be right."""
+        offset = self.checkpoint.confirm_offset
+        return offset if offset <= self._beyond() else 0
+
     def _truncate_log(self, end: int) -> None:
-        """Truncate the log at `end`, durably."""
+        """Truncate the log at `end`, durably. From then on its content is known to be durable."""
+        self._save_tail(end)
         if end < self.checkpoint.confirm_offset:
-            self.checkpoint = self.checkpoint._replace(confirm_offset=end)
-            write_checkpoint(self.disk, self.paths, self.checkpoint)
+            self._write_confirmed(end)
         self._drop_segments_from(end)
         last = self.segments.find(end)
         if last is not None:
@@ -431,6 +449,20 @@ class Recovery:
         for segment in self.segments.items:
             if segment.start + segment.size > self.report.replayed_from:
                 self.disk.sync(segment.fd)
+        if end > self.checkpoint.confirm_offset:
+            self._write_confirmed(end)
+
+    def _write_confirmed(self, offset: int) -> None:
+        self.checkpoint = self.checkpoint._replace(confirm_offset=offset)
+        write_checkpoint(self.disk, self.paths, self.checkpoint)
+
+    def _save_tail(self, end: int) -> None:
+        """Save what the log has behind its end, before it is destroyed."""
+        data_end = self._judge().data_end(end)
+        if data_end > end:
+            path = save_tail(self.disk, self.paths, self.segments.items, end, data_end)
+            self.report.saved_files.append(str(path))
+            self.report.saved_bytes += data_end - end
 
     def _drop_segments_from(self, end: int) -> None:
         """Delete the segments that begin after the log's end."""

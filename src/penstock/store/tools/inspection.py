@@ -270,7 +270,7 @@ class QueueEntries:
         while low < high:
             middle = (low + high) // 2
             entry = self.entry(middle)
-            if entry is not None and (entry[1] == FILLER_SIZE or entry[0] < log_begin):
+            if entry is not None and _is_gone(entry, log_begin):
                 low = middle + 1
             else:
                 high = middle
@@ -289,6 +289,14 @@ class QueueEntries:
             if low > file.start:
                 return low
         return self.first
+
+
+def _is_gone(entry: tuple[int, int, int], log_begin: int) -> bool:
+    """Whether an entry's record is deleted. A filler has its place in the log as its tag hash, or
+    0 before the queue's first message."""
+    if entry[1] == FILLER_SIZE:
+        return entry[2] == 0 or entry[2] < log_begin
+    return entry[0] < log_begin
 
 
 def _is_locked(path: Path) -> bool:

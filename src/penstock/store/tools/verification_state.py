@@ -2,7 +2,10 @@
 
 import msgspec
 
-from penstock.store.tools.file_pieces import LogFile
+from penstock.store.directory import opened_here
+from penstock.store.disk import Disk
+from penstock.store.recovery.damage import DamageJudge
+from penstock.store.tools.file_pieces import LogFile, log_part
 from penstock.store.tools.inspection import QueueEntries, StoreFiles
 from penstock.store.tools.log_scan import LogScan, QueueComparison
 from penstock.store.tools.survey import Progress, dispatched_end
@@ -39,6 +42,15 @@ class VerificationState:
         self.replay_from = files.replay_from()
         # Read before the log is walked: the checkpoint of a live store changes meanwhile.
         self.checkpoint = files.checkpoint()
+        confirm_offset = self.checkpoint.confirm_offset if self.checkpoint is not None else 0
+        if confirm_offset > files.log_beyond:
+            confirm_offset = 0
+        self.judge = DamageJudge(
+            [log_part(file) for file in files.log],
+            files.sizes.segment_bytes,
+            durable_to=self._durable_to(confirm_offset),
+            confirm_offset=confirm_offset,
+        )
         self.entries: dict[tuple[bytes, int], QueueEntries] = {}
         self.comparisons: dict[tuple[bytes, int], QueueComparison] = {}
         self.scan = LogScan(self._make_queue)
@@ -48,6 +60,13 @@ class VerificationState:
         self.scan.keys_to = heads[-1].end_offset if heads else -1
         if files.live:  # after the index headers: what they count is dispatched by now
             files.stop = dispatched_end(files)
+
+    def _durable_to(self, confirm_offset: int) -> int:
+        """No record below this log offset can be torn."""
+        files = self.files
+        if not files.crashed or opened_here(Disk(), files.paths):
+            return files.log_beyond
+        return max(confirm_offset, self.replay_from)
 
     def rebuilt_by_recovery(self, physical_offset: int) -> bool:
         """Whether recovery rebuilds the entries of the record at this offset."""

@@ -7,20 +7,18 @@
 4. Checkpoint and snapshot against what was found.
 
 What counts as damage depends on how the store was left. After a crash recovery begins at
-`replay_from`: it truncates the log where no valid record follows, and rebuilds the queue and index
-entries from there on. So a torn tail and stray entries behind that offset are only notes. An
-invalid record with valid ones behind it is damage, because recovery would delete those too; unless
-it was never completely written and is behind what the checkpoint calls durable, as after a power
-cut.
+`replay_from`: it truncates a torn tail, and rebuilds the queue and index entries from there on. So
+a torn tail and stray entries behind that offset are only notes. `recovery.damage` decides for
+recovery and here what is a torn tail and what is damage.
 
 A store that a process has open is checked up to where it was written when the check began.
 """
 
-import itertools
 from collections.abc import Iterator
 
 from penstock.errors import ReadFailed
-from penstock.store.tools.file_pieces import LogFile, read_piece
+from penstock.store.recovery.damage import DAMAGED, TORN, Verdict
+from penstock.store.tools.file_pieces import LogFile
 from penstock.store.tools.log_scan import (
     AT_BLANK,
     AT_END,
@@ -32,13 +30,8 @@ from penstock.store.tools.problem import DAMAGE, NOTE, Problem
 from penstock.store.tools.verification_state import VerificationState
 from penstock.store.tools.verify_index import check_index
 from penstock.store.tools.verify_queues import check_queues
-from penstock.wire.record import PROBLEMS, RECORD
+from penstock.wire.record import UNWRITTEN
 
-SECTOR_BYTES = 512
-TORN_BYTES_LEAST = 64
-"""Fewer zeros in a sector may be a message's own data."""
-TORN_BYTES_MAX = 8 * 1024 * 1024
-_UNWRITTEN, _LENGTHS = 2, 5
 _KINDS = ("", "short", "unwritten", "magic", "size", "lengths", "crc", "place", "torn")
 
 
@@ -47,7 +40,14 @@ class Verification(VerificationState):
 
     def run(self) -> Iterator[Problem]:
         """All problems, in the order of the files."""
-        for step in (self._segments, self._log, self._queues, self._index, self._checkpoints):
+        for step in (
+            self._segments,
+            self._log,
+            self._saved_tails,
+            self._queues,
+            self._index,
+            self._checkpoints,
+        ):
             for problem in step():
                 if problem.severity == DAMAGE:
                     self.totals.damage += problem.count
@@ -122,16 +122,19 @@ class Verification(VerificationState):
                 end = offset if file.start + file.length < segment_end else segment_end
                 offset = segment_end
                 continue
-            following = self._next_valid(offset, blank=why == AT_BLANK)
-            if following is not None and self._is_torn(file, offset, following):
-                yield self._torn(file, offset, following)
-                break
-            problem = self._bad_record(file, offset, following, blank=why == AT_BLANK)
-            if problem is not None:
+            blank = why == AT_BLANK
+            verdict = self.judge.judge(
+                offset, 0 if blank else scan.stored.problem, scan.stored.size
+            )
+            if verdict.case == DAMAGED:
+                yield self._damaged(file, offset, verdict, blank=blank)
+                offset = end = verdict.following
+                continue
+            if verdict.case == TORN:
+                yield self._torn(file, offset, verdict.following)
+            elif (problem := self._at_log_end(file, offset, verdict, blank=blank)) is not None:
                 yield problem
-            if following is None:
-                break
-            offset = following
+            break
         self._finish_log(end)
 
     def _finish_log(self, end: int) -> None:
@@ -144,51 +147,40 @@ class Verification(VerificationState):
         totals.keys = scan.keys
         totals.first_ms, totals.last_ms = scan.first_ms, scan.last_ms
 
-    def _next_valid(self, offset: int, *, blank: bool) -> int | None:
-        """Where valid records continue behind an invalid one, or None."""
-        stored = self.scan.stored
-        if not blank and stored.problem > _LENGTHS:  # its size is plausible
-            behind = offset + stored.size
-            found = self.files.record(behind)
-            if found is not None and found[0].check(behind) == RECORD:
-                return behind
-        return self.files.next_valid(offset + 1)
-
-    def _is_torn(self, file: LogFile, offset: int, following: int) -> bool:
-        """Whether a power cut or the copying of a live store may have left an invalid record: it is
-        behind what the checkpoint calls durable, and a sector was never written."""
-        confirm_offset = self.checkpoint.confirm_offset if self.checkpoint is not None else 0
-        if not self.rebuilt_by_recovery(offset) or offset < confirm_offset:
-            return False
-        at, end = offset - file.start, min(following - file.start, file.length)
-        data = read_piece(file.path, at, min(end - at, TORN_BYTES_MAX))
-        edges = [0, *range(-at % SECTOR_BYTES, len(data), SECTOR_BYTES), len(data)]
-        return any(
-            high - low >= TORN_BYTES_LEAST and not any(data[low:high])
-            for low, high in itertools.pairwise(edges)
-        )
-
     def _torn(self, file: LogFile, offset: int, following: int) -> Problem:
         text = (
             f"a sector was never written, records continue at log offset {following}: the result "
-            "of a power cut or of copying a live store; recovery truncates the log here"
+            "of a power cut or of copying a live store; recovery truncates the log here and saves "
+            "what follows in a file"
         )
         return Problem(NOTE, "log.torn-tail", self.name(file), offset - file.start, text)
 
-    def _bad_record(
-        self, file: LogFile, offset: int, following: int | None, *, blank: bool
+    def _damaged(self, file: LogFile, offset: int, verdict: Verdict, *, blank: bool) -> Problem:
+        stored = self.scan.stored
+        text = (
+            f"{verdict.reason}: {verdict.following - offset} bytes up to log offset "
+            f"{verdict.following} are unreadable"
+        )
+        lost = self.judge.lost_message(
+            offset, verdict.following, 0 if blank else stored.problem, stored.size
+        )
+        if lost is not None:
+            topic = lost.topic.decode("utf-8", "replace")
+            text += f"; it was a message of topic {topic}, queue {lost.queue_id}"
+            text += f", queue offset {lost.queue_offset}" if lost.queued else ""
+        if self.rebuilt_by_recovery(offset):
+            text += "; recovery keeps these bytes and what follows them"
+        return Problem(DAMAGE, self._kind(blank=blank), self.name(file), offset - file.start, text)
+
+    def _kind(self, *, blank: bool) -> str:
+        return "log.blank" if blank else f"log.{_KINDS[self.scan.stored.problem]}"
+
+    def _at_log_end(
+        self, file: LogFile, offset: int, verdict: Verdict, *, blank: bool
     ) -> Problem | None:
-        """The problem of an invalid record; None where the log simply ends."""
-        number = self.scan.stored.problem
-        what = "the blank record does not reach the segment's end" if blank else PROBLEMS[number]
-        kind = "log.blank" if blank else f"log.{_KINDS[number]}"
+        """The problem of an invalid record at the log's end; None where the log simply ends."""
         at = offset - file.start
-        if following is not None:
-            text = f"{what}: {following - offset} bytes up to log offset {following} are unreadable"
-            if self.rebuilt_by_recovery(offset):
-                text += "; recovery would truncate the log here and lose what follows"
-            return Problem(DAMAGE, kind, self.name(file), at, text)
-        if not blank and number == _UNWRITTEN:
+        if not blank and self.scan.stored.problem == UNWRITTEN:
             return None
         if self.files.crashed:
             return Problem(
@@ -196,9 +188,21 @@ class Verification(VerificationState):
                 "log.torn-tail",
                 self.name(file),
                 at,
-                f"{what}: the torn tail of a crash or of a live store; recovery truncates it",
+                f"{verdict.reason}: the torn tail of a crash or of a live store; recovery "
+                "truncates it and saves it in a file",
             )
-        return Problem(DAMAGE, kind, self.name(file), at, f"{what}: the log's last record is lost")
+        text = f"{verdict.reason}: the log's last record is lost"
+        return Problem(DAMAGE, self._kind(blank=blank), self.name(file), at, text)
+
+    def _saved_tails(self) -> Iterator[Problem]:
+        """What recovery has cut from the log."""
+        folder = self.files.paths.truncated
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            text = (
+                f"{path.stat().st_size} bytes that recovery cut from the log's end are saved here; "
+                "delete the file if nobody needs them"
+            )
+            yield Problem(NOTE, "log.truncated", f"{folder.name}/{path.name}", 0, text)
 
     def _unreadable(self, file: LogFile, offset: int, error: ReadFailed) -> Problem:
         text = f"{error.message}: the rest of this segment is not checked"

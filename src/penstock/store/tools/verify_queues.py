@@ -122,7 +122,7 @@ class _QueueCheck:
                 NOTE,
                 "queue.filler",
                 offset,
-                "a filler replaces a deleted message: consumers skip it",
+                "a filler replaces a message that was deleted or damaged: consumers skip it",
             )
         if 0 <= physical < self.files.log_begin and record_at is None:
             return None  # its segment was deleted

@@ -1,5 +1,6 @@
 """Recovery of open half messages after restarts, in every phase of a transaction."""
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -330,6 +331,21 @@ def test_the_whole_log_can_be_walked(env: TransactionFixture) -> None:
     env.store.publish()
     found = [stored.body_length for stored in half_recovery.walk_log(env.store, 0)]
     assert found == [5, *sizes]
+
+
+def test_the_walk_continues_behind_damaged_records(env: TransactionFixture) -> None:
+    sizes = [10, 3000, 1, 12_000, 200, 5000] * 4
+    places = []
+    for size in sizes:
+        env.send(body=b"x" * size)
+        places.append(env.store.writer.last_offset)
+    env.store.publish()
+    for victim in (1, 8, 9):
+        segment = env.store.log.segments.find(places[victim])
+        assert segment is not None
+        os.pwrite(segment.fd, b"\xff\xff", places[victim] - segment.start)
+    found = [stored.body_length for stored in half_recovery.walk_log(env.store, 0)]
+    assert found == [5, *(size for n, size in enumerate(sizes) if n not in (1, 8, 9))]
 
 
 def test_the_log_can_be_walked_with_small_reads(

@@ -144,7 +144,7 @@ def test_a_bad_record_before_good_ones_is_damage_also_after_a_crash(
     problems, _ = verify(crashed)
     (found,) = [p for p in problems if p.severity == "damage"]
     assert found.kind == "log.crc"
-    assert "lose what follows" in found.text
+    assert "recovery keeps these bytes and what follows them" in found.text
 
 
 def test_a_hole_of_a_power_cut_is_a_torn_tail(crashed: Path, placed: list[tuple[int, int]]) -> None:
