@@ -50,8 +50,9 @@ export PENSTOCK_STORE_SYNC_FLUSH=true
 export PENSTOCK_STORE_RETAIN_HOURS=48
 ```
 
-Any other file is read as RocketMQ's `broker.conf` (with `penstock nameserver`: `namesrv.conf`). It
-uses the names and formats in the last column of the tables below. Penstock's own names
+Any other file is read as RocketMQ's `broker.conf` (with `penstock nameserver`: `namesrv.conf`),
+except files whose names end in `.yaml`, `.yml`, `.json` or `.xml`, which are refused. It uses the
+names and formats in the last column of the tables below. Penstock's own names
 (`broker.lock_lease_ms=30000`) are also accepted:
 
 ```properties
@@ -64,10 +65,27 @@ fileReservedTime=48
 
 With such a file, three defaults are RocketMQ's: the address to listen on is `0.0.0.0`, the broker's
 name is the host name, and the store is `~/store`. One warning lists the settings of RocketMQ that
-have no effect in Penstock. A setting that can't be ignored safely is an error: `aclEnable=true`
-(the access control of RocketMQ 4), `brokerRole=SLAVE`, `enableDLegerCommitLog=true`,
-`enableControllerMode=true`, a `storeType` other than `default`, or a `storePathCommitLog` outside
-the store's directory.
+have no effect in Penstock.
+
+A file without a single known setting is refused. So is a setting that changes what the broker
+promises and that Penstock does not support, in a file and with `mqadmin updateBrokerConfig`:
+
+- `brokerRole=SYNC_MASTER`, `allAckInSyncStateSet=true`, `enableSlaveActingMaster=true`, and
+  `inSyncReplicas`, `minInSyncReplicas` or `totalReplicas` above 1: there is no replication yet. Use
+  `ASYNC_MASTER`, and `flushDiskType=SYNC_FLUSH` if acknowledged messages must survive a power
+  failure.
+- `brokerRole=SLAVE`: run the broker as a master with a unique name.
+- `enableDLegerCommitLog=true`, `enableControllerMode=true`: run the broker as a plain master.
+- `aclEnable=true` (the access control of RocketMQ 4): use `authenticationEnabled` and
+  `authorizationEnabled`.
+- Providers of authentication and authorization other than Apache's: users and access lists are kept
+  by the broker ([security](security.md)).
+- `tls.ciphers`, `tls.protocols`: set them in the configuration of the system's OpenSSL.
+- `cleanFileForciblyEnable=false`: use `diskSpaceCleanForciblyRatio=100`.
+- A `storeType` other than `default`, `messageStorePlugIn`, `timerRocksDBEnable=true`,
+  `transRocksDBEnable=true`, `enableLmq=true`, `enableMultiDispatch=true`: not supported
+  ([migration](migration.md)).
+- A `storePathCommitLog` outside the store's directory: move or link the CommitLog.
 
 ## While a server runs
 

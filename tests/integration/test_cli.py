@@ -61,6 +61,27 @@ def test_version() -> None:
     assert run("--version").stdout == f"penstock, version {penstock.__version__}\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("broker.conf", bytes(range(1, 256)) * 40, "has no setting of Penstock or RocketMQ"),
+        ("broker.conf", b"", "has no setting of Penstock or RocketMQ"),
+        ("pyproject.toml", b"[tool.x]\ny = 1\n", "has no setting of Penstock or RocketMQ"),
+        ("broker.yaml", b"brokerName: a\n", "settings are not read from .yaml files"),
+        ("broker.json", b'{"brokerName": "a"}', "settings are not read from .json files"),
+    ],
+)
+def test_a_file_without_settings_is_refused(
+    tmp_path: Path, name: str, data: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    result = run("broker", "-c", tmp_path / name, "--data", tmp_path / "data")
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert len(result.stderr) < 600
+    assert not (tmp_path / "data").exists()
+
+
 def test_stat_shows_the_store(root: Path) -> None:
     text = run("store", "stat", root).stdout
     assert "closed cleanly" in text

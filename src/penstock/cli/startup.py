@@ -26,13 +26,16 @@ from penstock.config.sources import (
     from_toml,
     merge_layers,
 )
-from penstock.errors import PenstockError
+from penstock.errors import BadSetting, PenstockError
 
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC)
 """Errors of a directory that can't be created or written."""
+
+_OTHER_FORMATS = (".yaml", ".yml", ".json", ".xml")
+"""Most of their lines would pass as properties with unknown names."""
 
 PORT = click.IntRange(1, PORT_MAX)
 config_option = click.option(
@@ -67,6 +70,11 @@ def load_settings(
 
 
 def _read_file(path: Path, role: Role) -> Layer:
+    if path.suffix.lower() in _OTHER_FORMATS:
+        raise BadSetting(
+            f"{path}: settings are not read from {path.suffix} files",
+            hint="give a penstock.toml, or RocketMQ's broker.conf or namesrv.conf",
+        )
     data = path.read_bytes()
     if path.suffix == ".toml":
         return from_toml(data, str(path))

@@ -32,6 +32,56 @@ PROTECTED = frozenset(_PROTECTED.split())
 _DEFAULT_STORE = "~/store"
 
 
+_NO_REPLICATION = (
+    "there is no replication yet, so a message has one copy; remove this setting, and use "
+    "flushDiskType=SYNC_FLUSH if acknowledged messages must survive a power failure"
+)
+_ROLES = {
+    "SYNC_MASTER": "there is no replication yet, so a message has one copy; use "
+    "brokerRole=ASYNC_MASTER, and flushDiskType=SYNC_FLUSH if acknowledged messages must survive "
+    "a power failure",
+    "SLAVE": "there is no replication yet; run this broker as a master with a unique name",
+}
+_REPLICAS = ("inSyncReplicas", "minInSyncReplicas", "totalReplicas")
+_PROVIDERS = (
+    "authenticationProvider",
+    "authenticationMetadataProvider",
+    "authorizationProvider",
+    "authorizationMetadataProvider",
+)
+_APACHE_PROVIDERS = "org.apache.rocketmq.auth."
+_NO_PROVIDERS = (
+    "Java classes can't be loaded; users and access lists are kept by the broker (mqadmin "
+    "createUser, mqadmin createAcl)"
+)
+_OPENSSL = "the configuration of the system's OpenSSL decides; set it there"
+_REFUSED_IF_SET = {
+    "messageStorePlugIn": "Java classes can't be loaded, and there is no tiered storage",
+    "tls.ciphers": _OPENSSL,
+    "tls.protocols": _OPENSSL,
+}
+_NO_ELECTION = "there is no leader election; run this broker as a plain master"
+_NO_ROCKSDB = (
+    "timers and half messages are kept in files, not in RocksDB; for an existing store follow "
+    "docs/migration.md, then remove this setting"
+)
+_NO_LIGHT_QUEUES = "light message queues are not supported: their consumers would get nothing"
+_REFUSED_VALUES = {
+    ("aclEnable", "true"): "this is the access control of RocketMQ 4; use authenticationEnabled "
+    "and authorizationEnabled, and create the users with mqadmin createUser",
+    ("enableDLegerCommitLog", "true"): _NO_ELECTION,
+    ("enableControllerMode", "true"): _NO_ELECTION,
+    ("enableSlaveActingMaster", "true"): _NO_REPLICATION,
+    ("allAckInSyncStateSet", "true"): _NO_REPLICATION,
+    ("timerRocksDBEnable", "true"): _NO_ROCKSDB,
+    ("transRocksDBEnable", "true"): _NO_ROCKSDB,
+    ("enableLmq", "true"): _NO_LIGHT_QUEUES,
+    ("enableMultiDispatch", "true"): _NO_LIGHT_QUEUES,
+    ("cleanFileForciblyEnable", "false"): "set diskSpaceCleanForciblyRatio=100 instead: segments "
+    "that have not expired are then kept, and writes are refused when the disk is full",
+}
+
+
 class Form(NamedTuple):
     """The format of a value in RocketMQ's files, where it differs from ours.
 
@@ -132,28 +182,21 @@ def unsupported_reason(key: str, value: str, values: Mapping[str, str]) -> str:
 
     Ignoring one of these would disable access control, hide stored data or break a guarantee.
     """
-    on = value.lower() == "true"
-    if key == "aclEnable" and on:
-        return (
-            "this is the access control of RocketMQ 4; use authenticationEnabled and "
-            "authorizationEnabled, and create the users with mqadmin createUser"
-        )
-    if key == "brokerRole" and value == "SLAVE":
-        return "there is no replication yet; run this broker as a master with a unique name"
-    if key in ("enableDLegerCommitLog", "enableControllerMode") and on:
-        return "there is no leader election; run this broker as a plain master"
-    if key in ("timerRocksDBEnable", "transRocksDBEnable") and on:
-        return (
-            "timers and half messages are kept in files, not in RocksDB; for an existing store "
-            "follow docs/migration.md, then remove this setting"
-        )
+    if key == "brokerRole":
+        return "" if value in ("", "ASYNC_MASTER") else _ROLES.get(value, "it is not a role")
+    if key in _REPLICAS:
+        return "" if value in ("", "0", "1") else _NO_REPLICATION
+    if key in _PROVIDERS:
+        return "" if not value or value.startswith(_APACHE_PROVIDERS) else _NO_PROVIDERS
+    if key in _REFUSED_IF_SET:
+        return _REFUSED_IF_SET[key] if value else ""
     if key == "storeType" and value not in ("", "default"):
         return "the only store type is default"
     if key == "storePathCommitLog":
         root = values.get("storePathRootDir", "").strip() or _DEFAULT_STORE
         if not _same_path(value, os.path.join(root, "commitlog")):
             return f"the CommitLog must be in {os.path.join(root, 'commitlog')}; move or link it"
-    return ""
+    return _REFUSED_VALUES.get((key, value.lower()), "")
 
 
 def defaults(role: Role) -> dict[str, str]:

@@ -42,7 +42,8 @@ class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  check=check_name)
     ] = "broker-a"  # fmt: skip
     id: Annotated[
-        int, Doc("The broker's number: 0 for the master, 1 or higher for its slaves.", "brokerId")
+        int,
+        Doc("The broker's number. Must be 0, a master: there is no replication yet.", "brokerId"),
     ] = 0
     host: Annotated[str, Doc("The address to listen on.", "bindAddress")] = "127.0.0.1"
     port: Annotated[int, Doc("The port to listen on.", "listenPort", most=PORT_MAX)] = 10911

@@ -41,8 +41,8 @@ class LiveSettings:
     def change(self, values: Mapping[str, str]) -> list[str]:
         """Change live settings, by RocketMQ's names or ours: either all of them or none.
 
-        Unknown names are ignored, as by RocketMQ. Returns the full names of the settings whose
-        value changed.
+        Unknown names are ignored, as by RocketMQ, unless that would break a guarantee. Returns the
+        full names of the settings whose value changed.
         """
         wanted: dict[str, Any] = {}
         for key, text in values.items():
@@ -52,6 +52,9 @@ class LiveSettings:
                     hint=_RESTART,
                 )
             found = apache.find_setting(key, self.role)
+            reason = "" if found else apache.unsupported_reason(key, text.strip(), values)
+            if reason:
+                raise InvalidParameter(f"{key}={text.strip()} is not supported: {reason}")
             if found is None or found[0].partition(".")[0] not in ROLE_TABLES[self.role]:
                 log.warning("ignored a change of %s: it is not a setting of this server", key)
                 continue

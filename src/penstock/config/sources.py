@@ -66,6 +66,9 @@ def merge_layers(layers: Iterable[Layer]) -> LoadedSettings:
     if settings.access.authorization and not settings.access.authentication:
         source = values["access.authorization"][1]
         raise BadSetting(f"{source} requires access.authentication, which is off")
+    if settings.broker.id != 0:
+        source = values["broker.id"][1]
+        raise BadSetting(f"{source} must be 0: a slave needs replication, which does not exist yet")
     return LoadedSettings(settings, frozenset(values), tuple(warnings))
 
 
@@ -86,6 +89,8 @@ def from_toml(data: bytes, source: str) -> Layer:
                 layer.put(name, value, f"{source}: {name}")
             else:
                 layer.warnings.append(f"{source}: {_unknown(name, all_settings())}")
+    if not layer.values:
+        raise _no_setting(source, layer.warnings)
     return layer
 
 
@@ -94,7 +99,8 @@ def from_properties(values: Mapping[str, str], source: str, role: Role) -> Layer
     layer = Layer()
     for name, value in apache.defaults(role).items():
         layer.put(name, value, f"{source}: RocketMQ's default of {name}")
-    ignored = []
+    ignored: list[str] = []
+    given = 0
     for key, value in values.items():
         found = apache.find_setting(key, role)
         if found is None:
@@ -106,9 +112,12 @@ def from_properties(values: Mapping[str, str], source: str, role: Role) -> Layer
             else:
                 layer.warnings.append(f"{source}: {_unknown(key, known_keys(role))}")
             continue
+        given += 1
         name, form = found
         key_source = f"{source}: {key}"
         layer.put(name, _in_our_form(form, name, value.strip(), key_source), key_source)
+    if given == 0 and not ignored:
+        raise _no_setting(source, layer.warnings)
     if layer.values.get("broker.id", (0, ""))[0] != 0:  # brokerRole=SLAVE was refused above
         number, id_source = layer.values.pop("broker.id")
         layer.warnings.append(
@@ -165,6 +174,15 @@ def _in_our_form(form: apache.Form, name: str, text: str, source: str) -> str:
         return form.read(text)
     except ValueError as error:
         raise BadSetting(f"{source} {error}{not_given(all_settings()[name], text)}") from None
+
+
+def _no_setting(source: str, warnings: list[str]) -> BadSetting:
+    """The error for a file that is probably not a settings file at all."""
+    first = f" ({warnings[0].removeprefix(f'{source}: ')})" if warnings else ""
+    return BadSetting(
+        f"{source} has no setting of Penstock or RocketMQ{first}",
+        hint="give a penstock.toml, or RocketMQ's broker.conf or namesrv.conf",
+    )
 
 
 def _variable(name: str) -> str:

@@ -71,11 +71,11 @@ def test_ignored_and_unknown_names_have_different_warnings() -> None:
 
 
 def test_rocketmqs_defaults_apply_to_a_broker_conf() -> None:
-    broker = read(b"").settings.broker
+    broker = read(b"deleteWhen=04").settings.broker
     assert broker.host == "0.0.0.0"
     assert broker.data == str(Path.home() / "store")
     assert broker.name == os.uname().nodename
-    assert read(b"", "nameserver").settings.nameserver.host == "0.0.0.0"
+    assert read(b"listenPort=9876", "nameserver").settings.nameserver.host == "0.0.0.0"
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,23 @@ def test_rocketmqs_defaults_apply_to_a_broker_conf() -> None:
         ("initAuthenticationUser=admin", "must be {.username.*}$"),
         ("aclEnable=true", "aclEnable=true is not supported: .*authenticationEnabled"),
         ("brokerRole=SLAVE", "there is no replication yet"),
+        ("brokerRole=SYNC_MASTER", "one copy; use brokerRole=ASYNC_MASTER"),
+        ("brokerRole=master", "brokerRole=master is not supported: it is not a role"),
+        ("inSyncReplicas=2", "inSyncReplicas=2 is not supported: .*flushDiskType=SYNC_FLUSH"),
+        ("minInSyncReplicas=2", "there is no replication yet"),
+        ("totalReplicas=3", "there is no replication yet"),
+        ("allAckInSyncStateSet=true", "there is no replication yet"),
+        ("enableSlaveActingMaster=true", "there is no replication yet"),
+        ("messageStorePlugIn=org.apache.rocketmq.tieredstore.X", "no tiered storage"),
+        ("authenticationProvider=com.example.Ldap", "Java classes can't be loaded"),
+        ("tls.protocols=TLSv1.3", "OpenSSL"),
+        ("enableLmq=true", "light message queues are not supported"),
+        ("cleanFileForciblyEnable=false", "set diskSpaceCleanForciblyRatio=100"),
+        (
+            "brokre=x\nfoo=bar",
+            "has no setting of Penstock or RocketMQ .ignored unknown",
+        ),
+        ("", "broker.conf has no setting of Penstock or RocketMQ$"),
         ("enableDLegerCommitLog=true", "election"),
         ("enableControllerMode=true", "election"),
         ("storeType=defaultRocksDB", "the only store type is default"),
@@ -101,6 +118,15 @@ def test_rocketmqs_defaults_apply_to_a_broker_conf() -> None:
 def test_invalid_and_unsupported_values_are_refused(line: str, message: str) -> None:
     with pytest.raises(BadSetting, match=message):
         read(line.encode())
+
+
+def test_values_that_change_nothing_are_accepted() -> None:
+    lines = (
+        "brokerRole=ASYNC_MASTER", "inSyncReplicas=1", "totalReplicas=1", "messageStorePlugIn=",
+        "allAckInSyncStateSet=false", "cleanFileForciblyEnable=true", "enableLmq=false",
+        "authorizationProvider=org.apache.rocketmq.auth.authorization.provider.Default",
+    )  # fmt: skip
+    read("\n".join(lines).encode())
 
 
 def test_a_broker_id_without_the_slave_role_is_ignored() -> None:

@@ -68,6 +68,13 @@ def test_unknown_names_are_ignored() -> None:
     assert live.change({**ignored, "traceOn": "false"}) == ["broker.trace_on"]
 
 
+def test_a_change_that_would_break_a_guarantee_is_refused_and_nothing_changes() -> None:
+    live = LiveSettings(Settings())
+    with pytest.raises(InvalidParameter, match="inSyncReplicas=2 is not supported: there is no r"):
+        live.change({"traceOn": "false", "inSyncReplicas": "2"})
+    assert live.current == Settings()
+
+
 def test_a_nameserver_changes_only_its_settings() -> None:
     live = LiveSettings(Settings(), "nameserver")
     assert live.change({"orderMessageEnable": "true", "brokerPermission": "4"}) == [

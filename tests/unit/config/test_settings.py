@@ -91,14 +91,26 @@ def test_an_error_names_file_key_value_and_expectation(text: str, message: str) 
 
 
 def test_a_warning_about_an_unknown_name_suggests_a_similar_one() -> None:
-    layer = from_toml(b"loose = 1\n[brokre]\na = 1\n[broker]\nprot = 1\nwhatever = 2\n", "p.toml")
-    assert layer.values == {}
+    text = b"loose = 1\n[brokre]\na = 1\n[broker]\nprot = 1\nwhatever = 2\nport = 3\n"
+    layer = from_toml(text, "p.toml")
+    assert layer.values == {"broker.port": (3, "p.toml: broker.port")}
     assert layer.warnings == [
         "p.toml: ignored unknown setting [loose]",
         "p.toml: ignored unknown setting [brokre]; did you mean [broker]?",
         "p.toml: ignored unknown setting broker.prot; did you mean broker.port?",
         "p.toml: ignored unknown setting broker.whatever",
     ]
+
+
+@pytest.mark.parametrize("text", [b"", b"[broker]\n", b"[tool.ruff]\nline-length = 100\n"])
+def test_a_toml_file_without_a_setting_is_refused(text: bytes) -> None:
+    with pytest.raises(BadSetting, match=r"p\.toml has no setting of Penstock or RocketMQ"):
+        from_toml(text, "p.toml")
+
+
+def test_a_broker_can_not_be_a_slave() -> None:
+    with pytest.raises(BadSetting, match=r"p\.toml: broker\.id must be 0: a slave needs"):
+        merge_layers([from_toml(b"[broker]\nid = 1\n", "p.toml")])
 
 
 def test_the_environment_is_checked_like_a_file() -> None:
