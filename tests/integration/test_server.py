@@ -432,7 +432,7 @@ def test_idle_and_unfinished_connections_are_closed(run: Run) -> None:  # noqa: 
                 assert (await ask(wire, ECHO)).code == 0
             slow.writer.write(encode(ECHO, {}, bytes(1000))[:500])
             await until(lambda: fixture.server.memory.used > 0)
-            later = fixture.server.now_ms() + 61_000
+            later = fixture.server.monotonic_ms() + 61_000
             first, second, third = fixture.server.connections.values()
             second.active_ms = third.active_ms = later
             fixture.server._sweep(later)

@@ -6,8 +6,10 @@ that have arrived, so a client pays for the memory it takes by sending.
 
 Reading pauses while
 * unsent responses are longer than `output_bytes_max`,
-* requests of the last read wait because the output was full, or
-* too many of the client's requests are in flight in the thread pool.
+* requests of the last read wait because the output was full,
+* too many of the client's requests are in flight in the thread pool, or
+* the last read filled its buffer: libuv would read the same socket up to 32 times in a row, so the
+  connection continues in the next loop iteration, after other connections were served.
 """
 
 import asyncio
@@ -49,6 +51,8 @@ class ConnectionServer(Protocol):
 
     def now_ms(self) -> int: ...
 
+    def monotonic_ms(self) -> int: ...
+
     def soon(self, call: Callable[..., None], *arguments: Any) -> None: ...
 
     def connected(self, connection: "ClientConnection") -> None: ...
@@ -84,6 +88,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         # The transport holds more than `output_bytes_max`; reading is paused.
         self._write_paused = False
         self._read_paused = False
+        # The last read filled its buffer; reading continues in the next loop iteration.
+        self._yielding = False
         # Requests that were woken while writing was paused.
         self._postponed: list[tuple[SuspendedRequest, bool]] = []
         # Unsent bytes, as counted in `memory`.
@@ -94,8 +100,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.client = 0  # the number of the connection; 0 until it is accepted
         self.peer = ""
         self.born_host = bytes(8)
-        self.active_ms = 0  # when bytes were last read or sent
-        self.frame_since_ms = 0  # since when the own buffer is in use
+        # By the monotonic clock: when bytes were last read or sent, and since when the own buffer
+        # is in use.
+        self.active_ms = 0
+        self.frame_since_ms = 0
 
     # --- opening and closing
 
@@ -110,7 +118,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.born_host = encode_host(self.peer)
         high = self._server.config().output_bytes_max
         self._transport.set_write_buffer_limits(high=high, low=high // 4)
-        self.active_ms = self._server.now_ms()
+        self.active_ms = self._server.monotonic_ms()
         self._server.connected(self)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -160,7 +168,21 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._closing:  # asyncio's TLS may read once more from within close()
             return
         now_ms = self._server.now_ms()
-        self.active_ms = now_ms
+        self.active_ms = self._server.monotonic_ms()
+        own = self._own
+        size = len(self._server.buffer) if own is None else len(own) - self._end
+        self._take_bytes(count, now_ms)
+        if count == size and not self._closing:
+            self._yielding = True
+            self._adjust_reading()
+            self._server.soon(self._end_yield)
+
+    def _end_yield(self) -> None:
+        self._yielding = False
+        self._adjust_reading()
+
+    def _take_bytes(self, count: int, now_ms: int) -> None:
+        """Serve the bytes that were read, or put them aside."""
         if self._own is None:
             at = 0
             if self._discard:
@@ -202,7 +224,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         server.report_time(perf_counter_ns() - began, request_loop.request.code)
         # The rest is put aside before anything is written: a write may lead to another read.
         if fault is None and at < end:
-            self._keep(view, at, end, now_ms)
+            self._keep(view, at, end)
         else:
             self._drop_own()
         server.after_read(self)
@@ -220,12 +242,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         ):
             self._make_room()
 
-    def _keep(self, view: memoryview, at: int, end: int, now_ms: int) -> None:
+    def _keep(self, view: memoryview, at: int, end: int) -> None:
         """Put the rest of a read aside: part of a frame, or requests that have to wait."""
         request_loop = self._server.request_loop
         if view is self._own and request_loop.stopped_early:  # the rest stays where it is
             self._start = at
-            self.frame_since_ms = now_ms
+            self.frame_since_ms = self.active_ms
             return
         have = end - at
         if request_loop.stopped_early:
@@ -238,7 +260,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._drop_own()
         self._own, self._start, self._end, self._frame_end = own, 0, have, need
         self._requests_wait = request_loop.stopped_early
-        self.frame_since_ms = now_ms
+        self.frame_since_ms = self.active_ms
         self._server.memory.used += size
 
     def _grow_own(self) -> None:
@@ -253,7 +275,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _make_room(self) -> bool:
         """Close the slowest connection, or refuse this frame; whether this one may go on."""
-        if self._server.memory.close_slowest(self._server.now_ms()) and not self._closing:
+        if self._server.memory.close_slowest(self._server.monotonic_ms()) and not self._closing:
             return True
         if self._requests_wait:
             self.abort("it sent more while its requests had to wait (memory_bytes_max)")
@@ -296,7 +318,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport.write(data)
         self.count_unsent()
         if self._unsent_counted and self._server.memory.is_soft_exceeded():
-            self._server.memory.close_slowest(self._server.now_ms())
+            self._server.memory.close_slowest(self._server.monotonic_ms())
 
     def count_unsent(self) -> None:
         """Count the unsent bytes in the server's memory."""
@@ -321,7 +343,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        self.active_ms = self._server.now_ms()
+        self.active_ms = self._server.monotonic_ms()
         self.count_unsent()
         postponed, self._postponed = self._postponed, []
         for suspended, last in postponed:
@@ -346,7 +368,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._adjust_reading()
 
     def _adjust_reading(self) -> None:
-        pause = self._write_paused or self._requests_wait or self.in_flight >= IN_FLIGHT_MAX
+        pause = (
+            self._write_paused
+            or self._requests_wait
+            or self._yielding
+            or self.in_flight >= IN_FLIGHT_MAX
+        )
         if pause != self._read_paused and self._transport is not None:
             self._read_paused = pause
             if pause:

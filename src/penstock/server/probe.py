@@ -7,7 +7,8 @@
 | `/readyz` | 200, or 503 with the reason why the server is not ready |
 
 One request per connection, GET or HEAD; bodies are not read. Metrics are written in slices, so
-that many topics do not delay messages.
+that many topics do not delay messages. If there are too many connections, the one that has waited
+longest without a complete request is closed: clients that send nothing do not shut out others.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import NamedTuple
 
+import h11
 import msgspec
 
 from penstock.clock import Clock, LoopClock, finish_within
@@ -26,7 +28,8 @@ log = logging.getLogger(__name__)
 REQUEST_BYTES_MAX = 8 * 1024
 REQUEST_MS = 5_000
 RESPONSE_MS = 15_000
-CONNECTIONS_MAX = 32
+CONNECTIONS_MAX = 64
+BACKLOG = 256
 LINES_PER_SLICE = 250
 """Lines of metrics per loop iteration: a few milliseconds at most."""
 
@@ -72,11 +75,13 @@ class Probe:
         self._clock = clock
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        # Those of them whose request is not complete, in the order of their arrival.
+        self._incomplete: dict[asyncio.Task[None], asyncio.BaseTransport] = {}
         self._failed_metrics: set[str] = set()
 
     async def listen(self, host: str, port: int) -> None:
         self._server = await asyncio.start_server(
-            self._connected, host or None, port, limit=REQUEST_BYTES_MAX, backlog=64
+            self._connected, host or None, port, backlog=BACKLOG
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -91,12 +96,28 @@ class Probe:
     # --- connections
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._tasks) >= CONNECTIONS_MAX:
+        if len(self._tasks) >= CONNECTIONS_MAX and not self._close_oldest():
             writer.transport.abort()
             return
         task = asyncio.ensure_future(self._serve(reader, writer))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._incomplete[task] = writer.transport
+        task.add_done_callback(self._done)
+
+    def _close_oldest(self) -> bool:
+        """Close the oldest connection without a complete request; False if there is none."""
+        task = next(iter(self._incomplete), None)
+        if task is None:
+            return False
+        transport = self._incomplete.pop(task)
+        transport.abort()  # type: ignore[attr-defined]
+        task.cancel()
+        self._tasks.discard(task)
+        return True
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._incomplete.pop(task, None)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -111,49 +132,41 @@ class Probe:
             writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = True
+        http = h11.Connection(h11.SERVER, max_incomplete_event_size=REQUEST_BYTES_MAX)
+        method = b""
         try:
-            request = await finish_within(self._clock, REQUEST_MS, reader.readuntil(b"\r\n\r\n"))
-        except asyncio.IncompleteReadError as error:
-            if not error.partial:
+            request = await finish_within(self._clock, REQUEST_MS, _read_request(http, reader))
+            if request is None:
                 return
-            page = _refusal(HTTPStatus.BAD_REQUEST, "the request is incomplete")
-        except asyncio.LimitOverrunError:
-            reason = f"the request is longer than {REQUEST_BYTES_MAX} bytes"
-            page = _refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, reason)
+            task = asyncio.current_task()
+            assert task is not None
+            self._incomplete.pop(task, None)
+            method, page = request.method, await self._page(request)
+        except h11.RemoteProtocolError as error:
+            page = _refusal(HTTPStatus(error.error_status_hint), f"not a valid request: {error}")
         except TimeoutError:
-            reason = f"no request within {REQUEST_MS} ms"
-            page = _refusal(HTTPStatus.REQUEST_TIMEOUT, reason)
-        else:
-            method, page = await self._page(request)
-            head = method != "HEAD"
-        writer.write(_head(page))
-        if head:
-            writer.write(page.body)
+            page = _refusal(HTTPStatus.REQUEST_TIMEOUT, f"no request within {REQUEST_MS} ms")
+        writer.write(_encode(http, page, with_body=method != b"HEAD"))
         await finish_within(self._clock, RESPONSE_MS, writer.drain())
 
     # --- pages
 
-    async def _page(self, request: bytes) -> tuple[str, Page]:
-        line = request.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
-        if len(line) != 3 or not line[2].startswith("HTTP/1."):
-            return "", _refusal(HTTPStatus.BAD_REQUEST, "not an HTTP/1 request")
-        method, target, _ = line
-        path = target.partition("?")[0]
+    async def _page(self, request: h11.Request) -> Page:
+        path = request.target.decode("latin-1").partition("?")[0]
         if path not in ("/metrics", "/healthz", "/readyz"):
             reason = "the paths are /metrics, /healthz and /readyz"
-            return method, _refusal(HTTPStatus.NOT_FOUND, reason)
-        if method not in ("GET", "HEAD"):
-            return method, _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "GET or HEAD")
+            return _refusal(HTTPStatus.NOT_FOUND, reason)
+        if request.method not in (b"GET", b"HEAD"):
+            return _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "GET or HEAD")
         if path == "/metrics":
-            return method, Page(HTTPStatus.OK, await self._metrics(), CONTENT_TYPE)
+            return Page(HTTPStatus.OK, await self._metrics(), CONTENT_TYPE)
         if path == "/healthz":
-            return method, _json(HTTPStatus.OK, {"status": "ok"})
+            return _json(HTTPStatus.OK, {"status": "ok"})
         cause = self._not_ready()
         if cause is not None:
             unready = {"ready": False, "reason": cause}
-            return method, _json(HTTPStatus.SERVICE_UNAVAILABLE, unready)
-        return method, _json(HTTPStatus.OK, {"ready": True})
+            return _json(HTTPStatus.SERVICE_UNAVAILABLE, unready)
+        return _json(HTTPStatus.OK, {"ready": True})
 
     async def _metrics(self) -> bytes:
         written: list[str] = []
@@ -182,14 +195,27 @@ def _refusal(status: HTTPStatus, reason: str) -> Page:
     return _json(status, {"error": reason})
 
 
-def _head(page: Page) -> bytes:
-    lines = [
-        f"HTTP/1.1 {page.status.value} {page.status.phrase}",
-        f"Content-Type: {page.content_type}",
-        f"Content-Length: {len(page.body)}",
-        "Cache-Control: no-store",
-        "Connection: close",
+async def _read_request(http: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
+    """The request, or None if the client closes the connection first."""
+    while True:
+        event = http.next_event()
+        if event is h11.NEED_DATA:
+            http.receive_data(await reader.read(REQUEST_BYTES_MAX))
+        else:
+            return event if isinstance(event, h11.Request) else None
+
+
+def _encode(http: h11.Connection, page: Page, *, with_body: bool) -> bytes:
+    headers = [
+        ("Content-Type", page.content_type),
+        ("Content-Length", str(len(page.body))),
+        ("Cache-Control", "no-store"),
+        ("Connection", "close"),
     ]
     if page.status is HTTPStatus.METHOD_NOT_ALLOWED:
-        lines.append("Allow: GET, HEAD")
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        headers.append(("Allow", "GET, HEAD"))
+    head = h11.Response(
+        status_code=page.status.value, headers=headers, reason=page.status.phrase.encode()
+    )
+    data = http.send(head) or b""
+    return data + page.body if with_body else data

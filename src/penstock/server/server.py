@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-READ_BYTES = 256 * 1024
+READ_BYTES = 64 * 1024
 """Size of the shared buffer, which limits one read."""
 TICK_MS = 1_000
 """Longest time between two ticks; a tick is earlier if something is due."""
@@ -106,7 +106,7 @@ class Server:
         await self.listen_also(host, port, tls)
         if self._store is not None:
             self._loop.add_reader(self._store.flusher.notify_fd, self.after_work)
-        self._sweep_ms = self.now_ms() + SWEEP_MS
+        self._sweep_ms = self.monotonic_ms() + SWEEP_MS
         self._tick()
 
     async def listen_also(self, host: str, port: int, tls: Tls | None = None) -> None:
@@ -155,6 +155,9 @@ class Server:
     def now_ms(self) -> int:
         return self._clock.now_ms()
 
+    def monotonic_ms(self) -> int:
+        return self._clock.monotonic_ms()
+
     def soon(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call a function in the next loop iteration."""
         self._loop.call_soon(call, *arguments)
@@ -172,7 +175,7 @@ class Server:
         self._last_client += 1
         connection.client = self._last_client
         self.connections[connection.client] = connection
-        self.service.connected(connection.client, connection.peer, connection.active_ms)
+        self.service.connected(connection.client, connection.peer, self.now_ms())
 
     def disconnected(self, connection: ClientConnection) -> None:
         """Forget a closed connection."""
@@ -306,12 +309,13 @@ class Server:
         return wait
 
     def _tick_sweep(self, now_ms: int) -> None:
-        if now_ms >= self._sweep_ms or now_ms < self._sweep_ms - 2 * SWEEP_MS:
-            self._sweep_ms = now_ms + SWEEP_MS
-            self._sweep(now_ms)
+        steady_ms = self.monotonic_ms()
+        if steady_ms >= self._sweep_ms:
+            self._sweep_ms = steady_ms + SWEEP_MS
+            self._sweep(steady_ms)
 
     def _sweep(self, now_ms: int) -> None:
-        """Close connections that are idle, or whose frame is not finished."""
+        """Close connections that are idle, or whose frame is not finished, at a monotonic time."""
         idle_ms = self.config().idle_ms
         for connection in list(self.connections.values()):
             connection.count_unsent()
