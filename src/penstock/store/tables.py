@@ -10,6 +10,7 @@ sets `dirty`; `snapshot` returns the file's new content and clears it; a caller 
 write sets it again. Unknown members of a file are kept and written back.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,6 +28,8 @@ from penstock.wire.bodies.table_bodies import (
     SubscriptionGroupWrapper,
     TopicConfigSerializeWrapper,
 )
+
+log = logging.getLogger(__name__)
 
 FILE_BYTES_MAX: Final = 256 * 1024 * 1024
 CONSUMER_OFFSET_STEP: Final = 500
@@ -63,13 +66,17 @@ class ConfigFile:
         """
         main = self._disk.read(self.path)
         backup = self._disk.read(self._beside(".bak"))
+        fault = "is missing" if main is None else "is empty"
         try:
             if main:
                 return parse(main)
         except BodyError as error:
             if not backup:
                 raise self._damaged(error) from None
+            fault = f"can't be read ({error})"
         if not backup:
+            if main is not None:
+                log.warning("%s %s and has no .bak: starting without it", self.path, fault)
             return None
         try:
             value = parse(backup)
@@ -77,6 +84,8 @@ class ConfigFile:
             raise self._damaged(error) from None
         if main is not None:
             self._disk.rename(self.path, self._beside(".damaged"))
+            fault += " and was renamed to .damaged"
+        log.warning("%s %s: using the .bak, without the last change", self.path, fault)
         return value
 
     def persist(self, data: bytes) -> None:

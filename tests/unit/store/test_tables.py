@@ -101,9 +101,33 @@ def test_unreadable_file_is_replaced_by_its_backup(path: Path, damage: bytes) ->
     assert file.load(parse) == {"a": 1}
 
 
-def test_empty_file_without_a_backup_is_a_missing_file(path: Path) -> None:
+def test_empty_file_without_a_backup_is_a_missing_file(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path.write_bytes(b"")
     assert ConfigFile(SmallDisk(), path).load(parse) is None
+    assert "table.json is empty and has no .bak: starting without it" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (None, "table.json is missing: using the .bak, without the last change"),
+        (b"", "table.json is empty and was renamed to .damaged: using the .bak"),
+        (b"[1]", "table.json can't be read"),
+    ],
+)
+def test_the_use_of_a_backup_is_logged_once(
+    path: Path, damage: bytes | None, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = ConfigFile(SmallDisk(), path)
+    file.persist(b'{"a":1}')
+    file.persist(b'{"a":2}')
+    path.unlink() if damage is None else path.write_bytes(damage)
+    assert file.load(parse) == {"a": 1}
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert message in record.getMessage()
 
 
 @pytest.mark.parametrize("backup", [None, b"{"])

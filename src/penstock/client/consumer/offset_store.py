@@ -278,6 +278,8 @@ class LocalFileOffsetStore(OffsetTable):
             try:
                 data = _read_limited(file)
                 if data.strip():
+                    if file != path:
+                        log.warning("%s: using the .bak", problem or f"{path} is missing or empty")
                     table = fastjson.decode(data, ResetOffsetBody).offset_table
                     return {queue: offset for queue, offset in table.items() if offset >= 0}
             except (OSError, BodyError) as error:
