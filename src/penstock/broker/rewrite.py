@@ -17,7 +17,7 @@ from penstock.wire.codes import (
     PERM_READ_WRITE,
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
-    TOPIC_TRANS_HALF,
+    is_internal_topic,
 )
 from penstock.wire.java_numbers import parse_int
 from penstock.wire.message import decode_properties, encode_properties
@@ -107,13 +107,16 @@ class MessageRewriter:
 
         `log_offset` is that of the waiting message. A topic that a send created may be lost in a
         crash while the message waits; it is created again. If the topic has fewer queues now, the
-        message goes to a queue that consumers read. Raises InvalidParameter.
+        message goes to a queue that consumers read. Raises InvalidParameter, also for an internal
+        topic, whose messages the broker trusts: no client sends to it.
         """
         topic = properties.get(PROPERTY_REAL_TOPIC, "")
         queue_id = parse_int(properties.get(PROPERTY_REAL_QUEUE_ID, ""))
         if queue_id is None:
             raise InvalidParameter(f"the queue ID ({PROPERTY_REAL_QUEUE_ID}) is not a number")
-        if topic == TOPIC_TRANS_HALF or log_offset < self._store.deleted_below(topic.encode()):
+        if is_internal_topic(topic):
+            raise InvalidParameter(f"the topic {topic} is internal: no message is sent to it")
+        if log_offset < self._store.deleted_below(topic.encode()):
             return None
         config = self._topics.get(topic)
         if config is None:

@@ -35,7 +35,6 @@ from penstock.wire.codes import (
     REPLY_TOPIC_SUFFIX,
     RETRY_TOPIC_PREFIX,
     REVIVE_TOPIC_PREFIX,
-    SEND_FORBIDDEN_TOPICS,
     SYNC_BROKER_MEMBER_PREFIX,
     SYSTEM_TOPICS,
     TOPIC_AUTO_CREATE,
@@ -49,6 +48,8 @@ from penstock.wire.codes import (
     TOPIC_TRACE,
     TOPIC_TRANS_HALF,
     TOPIC_TRANS_OP_HALF,
+    is_internal_topic,
+    is_send_forbidden,
     is_system_topic,
     topic_fault,
 )
@@ -176,7 +177,7 @@ class Topics:
         Creates the topic from the template if that is allowed. Raises NoPermission, TopicNotExist
         or InvalidParameter.
         """
-        if topic in SEND_FORBIDDEN_TOPICS:
+        if is_send_forbidden(topic):
             raise NoPermission(f"the topic {topic} is internal: clients may not send to it")
         config = self.table.get(topic)
         if config is None:
@@ -206,6 +207,7 @@ class Topics:
 
     def readable_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, if it may be read. Raises NoPermission, TopicNotExist or InvalidParameter."""
+        refuse_internal(topic)
         config = self.need(topic)
         broker = self._settings.current.broker
         if not broker.permission & PERM_READ:
@@ -336,6 +338,15 @@ class Topics:
     def _persist_and_register(self) -> None:
         self._effects.put(PersistSoon(self.table))
         self._effects.put(RegisterSoon())
+
+
+def refuse_internal(topic: str) -> None:
+    """Raise NoPermission for a topic that only the broker reads and has offsets on."""
+    if is_internal_topic(topic):
+        raise NoPermission(
+            f"the topic {topic} is internal: clients may not read it or change offsets on it",
+            hint="mqadmin queryMsgByKey and queryMsgByUniqueKey find its messages",
+        )
 
 
 def _topic(name: str, queues: int = 1, perm: int = PERM_READ_WRITE) -> TopicConfig:

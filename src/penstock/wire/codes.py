@@ -567,6 +567,7 @@ TOPIC_TIMER: Final = "rmq_sys_wheel_timer"
 
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 SYNC_BROKER_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"  # + broker name
+TRACE_DATA_PREFIX: Final = "rmq_sys_TRACE_DATA_"  # + region: traces of clients of a cloud
 REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"  # + cluster name
 REPLY_TOPIC_SUFFIX: Final = "_REPLY_TOPIC"  # cluster name before it
 RETRY_TOPIC_PREFIX: Final = "%RETRY%"
@@ -594,18 +595,22 @@ SYSTEM_TOPICS: Final = frozenset(
     }
 )
 
-# Topics that only the broker writes.
-SEND_FORBIDDEN_TOPICS: Final = frozenset(
+# Topics whose messages only the broker writes and reads: it stores them again in the topics that
+# they name. All topics with SYSTEM_TOPIC_PREFIX are internal too, except TRACE_DATA_PREFIX.
+INTERNAL_TOPICS: Final = frozenset(
     {
         TOPIC_SCHEDULE,
         TOPIC_TRANS_HALF,
         TOPIC_TRANS_OP_HALF,
         TOPIC_ROCKSDB_TRANS_HALF,
         TOPIC_ROCKSDB_TRANS_OP_HALF,
-        TOPIC_TRANS_CHECK_MAX_TIME,
-        TOPIC_SELF_TEST,
-        TOPIC_OFFSET_MOVED,
+        TOPIC_ROCKSDB_OFFSET,
     }
+)
+
+# Topics that only the broker writes, but consumers may read.
+SEND_FORBIDDEN_TOPICS: Final = frozenset(
+    {TOPIC_TRANS_CHECK_MAX_TIME, TOPIC_SELF_TEST, TOPIC_OFFSET_MOVED}
 )
 
 # --- groups --------------------------------------------------------------------------------------
@@ -683,6 +688,18 @@ def group_fault(group: str) -> str | None:
 def is_system_topic(topic: str) -> bool:
     """Whether the topic is a system topic of every cluster."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def is_internal_topic(topic: str) -> bool:
+    """Whether only the broker writes and reads the messages of the topic."""
+    return topic in INTERNAL_TOPICS or (
+        topic.startswith(SYSTEM_TOPIC_PREFIX) and not topic.startswith(TRACE_DATA_PREFIX)
+    )
+
+
+def is_send_forbidden(topic: str) -> bool:
+    """Whether clients may not send to the topic."""
+    return topic in SEND_FORBIDDEN_TOPICS or is_internal_topic(topic)
 
 
 def is_system_group(group: str) -> bool:

@@ -67,6 +67,10 @@ class BrokerFixture:
             if isinstance(answer, Suspend):
                 self.context.long_polling.add(1, opaque, answer)
             return answer  # type: ignore[no-any-return]
+        return self.read_output()
+
+    def read_output(self) -> Reply | None:
+        """The response in the output, if any; suspended requests are woken."""
         data = self.request_loop.output.take()
         if self.request_loop.arrivals:
             self.request_loop.arrivals = False

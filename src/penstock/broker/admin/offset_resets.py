@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from penstock.broker.context import BrokerContext
+from penstock.broker.topics import refuse_internal
 from penstock.errors import ConsumerNotOnline, GroupNotExist, Refused
 from penstock.rpc.answers import Answer, InThread, NotifyClient, Reply
 from penstock.rpc.command import Command
@@ -17,7 +18,7 @@ from penstock.wire.bodies.admin_bodies import (
     ResetOffsetBodyForC,
 )
 from penstock.wire.bodies.client_bodies import MessageQueue, TopicConfig
-from penstock.wire.codes import V3_0_7, LanguageCode, RequestCode
+from penstock.wire.codes import V3_0_7, LanguageCode, RequestCode, is_internal_topic
 
 NO_CORRECTION = (1 << 63) - 1
 """Tells a tool that the compared group is behind all others."""
@@ -42,6 +43,7 @@ class ResetHandlers:
         """Reset a group's offsets on a topic: to a time, to the end (a negative time), or to an
         offset of one queue."""
         topic, group = command.text("topic"), command.text("group")
+        refuse_internal(topic)
         config = self._context.topics.need(topic)
         if not self._context.settings.current.broker.server_side_reset:
             return self._reset_by_clients(command, config, group)
@@ -71,10 +73,12 @@ class ResetHandlers:
         context = self._context
         source, target = command.text("srcGroup"), command.text("destGroup")
         topic = command.text_or("topic").strip()
+        refuse_internal(topic)
         connected = None if command.truth("offline") else context.clients.consumer_group(source)
         subscribed = connected.subscriptions if connected is not None else {}
         for name in [topic] if topic else context.offsets.topics_of_group(source):
-            if context.topics.get(name) is None or (subscribed and name not in subscribed):
+            unknown = context.topics.get(name) is None or is_internal_topic(name)
+            if unknown or (subscribed and name not in subscribed):
                 continue
             context.offsets.clone(source, target, name, command.now_ms)
         return Reply()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from penstock.config import LiveSettings
 from penstock.store.store import MessageStore
 from penstock.store.tables import ConsumerOffsetTable
+from penstock.wire.codes import is_internal_topic
 
 log = logging.getLogger(__name__)
 
@@ -159,10 +160,11 @@ class ConsumerOffsets:
             self._forget(group, topic, now_ms)
 
     def remove_group(self, group: str, now_ms: int) -> None:
-        """Remove all offsets of a deleted group."""
+        """Remove all offsets of a deleted group, except the broker's own on internal topics."""
         in_memory = {topic for other, topic in (*self._resets, *self._pulled) if other == group}
         for topic in in_memory.union(self.topics_of_group(group)):
-            self._forget(group, topic, now_ms)
+            if not is_internal_topic(topic):
+                self._forget(group, topic, now_ms)
 
     def _forget(self, group: str, topic: str, now_ms: int) -> None:
         self.table.remove(topic, group, now_ms)

@@ -2,7 +2,7 @@
 
 from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
 from penstock.broker.consumers.groups import Groups
-from penstock.broker.topics import Topics
+from penstock.broker.topics import Topics, refuse_internal
 from penstock.errors import GroupNotExist, InvalidParameter, QueryNotFound
 from penstock.rpc.answers import Answer, InThread, Reply
 from penstock.rpc.command import Command
@@ -62,6 +62,7 @@ class OffsetRequests:
         group, topic = command.text("consumerGroup"), command.text("topic")
         if self._groups.get(group) is None:
             raise GroupNotExist(f"the group {group} does not exist on this broker")
+        refuse_internal(topic)
         config = self._topics.need(topic)
         queue_id, offset = command.i32("queueId"), command.i64("commitOffset")
         count = max(config.read_queue_nums, config.write_queue_nums)

@@ -343,7 +343,7 @@ class Timers:
         except PenstockError as error:
             return self._drop(log_offset, f"it can't be stored in topic {topic}: {error}")
         if queue is None:
-            return self._drop(log_offset, f"the topic {topic} does not accept timer messages")
+            return self._drop(log_offset, f"the topic {topic} was deleted after it was sent")
         properties[PROPERTY_TIMER_ENQUEUE_MS] = str(waiting.enqueued_ms)
         properties[PROPERTY_TIMER_DEQUEUE_MS] = str(now_ms)
         if not self._put(queue, properties, log_offset, now_ms):

@@ -16,6 +16,7 @@ from penstock.broker.pop.ordered_pop import NOT_IN_FLIGHT, GroupQueue, OrderedPo
 from penstock.broker.pop.pop_polling import PopPolling
 from penstock.broker.pop.pop_request import check_invisible_ms
 from penstock.broker.pop.revive_log import ReviveLog
+from penstock.broker.topics import refuse_internal
 from penstock.errors import BodyError, MessageIllegal, PenstockError, SystemBusy
 from penstock.rpc.answers import Answer, Reply, TickAt, reply_when_flushed
 from penstock.rpc.command import Command
@@ -270,6 +271,7 @@ class PopAcks:
 
     def _range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """The minimum and maximum offset of a queue."""
+        refuse_internal(topic)
         config = self._context.topics.need(topic)
         if not 0 <= queue_id < config.read_queue_nums:
             self._refuse_queue(topic, queue_id, config.read_queue_nums)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from penstock.broker.context import BrokerContext
 from penstock.broker.filter.filters import TAG
 from penstock.broker.pull import ALL, SubscriptionError, Wanted, tag_hashes_of
+from penstock.broker.topics import refuse_internal
 from penstock.errors import BadFilter, InvalidParameter, NoPermission, Refused
 from penstock.rpc.command import Command
 from penstock.wire.bodies.client_bodies import TopicConfig
@@ -137,6 +138,7 @@ class PopRequestReader:
 
     def readable(self, topic: str, queue_id: int) -> TopicConfig:
         """The topic, if it is readable and has this queue."""
+        refuse_internal(topic)
         config = self._context.topics.need(topic)
         if not config.perm & PERM_READ:
             raise NoPermission(

@@ -24,18 +24,14 @@ from penstock.wire.codes import (
     PROPERTY_RETRY_TOPIC,
     PROPERTY_WAIT,
     RETRY_TOPIC_PREFIX,
-    TOPIC_SCHEDULE,
-    TOPIC_TIMER,
-    TOPIC_TRANS_HALF,
-    TOPIC_TRANS_OP_HALF,
     V3_4_9,
     RequestCode,
+    is_internal_topic,
 )
 from penstock.wire.message import decode_message
 
 FIRST_LEVEL: Final = 3
 """Delay level of the first retry if the client sets none; each later one is one higher."""
-_UNDELIVERED_TOPICS: Final = (TOPIC_TRANS_HALF, TOPIC_TRANS_OP_HALF, TOPIC_SCHEDULE, TOPIC_TIMER)
 
 
 class ConsumerSendBack:
@@ -84,7 +80,7 @@ class ConsumerSendBack:
     ) -> Answer:
         group, now_ms = config.group_name, command.now_ms
         message, rewriter = decode_message(data), self._context.rewriter
-        if message.topic in _UNDELIVERED_TOPICS:  # no consumer can have received it
+        if is_internal_topic(message.topic):  # no consumer can have received it
             raise Refused(f"the message at {message.physical_offset} is not delivered yet")
         rewriter.read(data)
         refusal = self._context.access.check_read(command, message.topic)

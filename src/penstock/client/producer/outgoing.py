@@ -32,8 +32,8 @@ from penstock.wire.codes import (
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TRANSACTION_PREPARED,
     RETRY_TOPIC_PREFIX,
-    SEND_FORBIDDEN_TOPICS,
     SYS_TRANSACTION_PREPARED,
+    is_send_forbidden,
     topic_fault,
 )
 from penstock.wire.compression import Compression, compress, with_compression
@@ -223,7 +223,7 @@ def check_topic(topic: str) -> None:
     fault = topic_fault(topic)
     if fault is not None:
         raise MessageIllegal(fault, hint="choose another topic name")
-    if topic in SEND_FORBIDDEN_TOPICS:
+    if is_send_forbidden(topic):
         raise NoPermission(f"only brokers write to the topic {topic}", hint="send to another topic")
 
 

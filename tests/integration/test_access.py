@@ -1,0 +1,44 @@
+"""A broker over real sockets, attacked with raw requests."""
+
+import time
+from pathlib import Path
+
+from penstock.transport.peer import Peer, Response
+from penstock.wire.codes import RequestCode, ResponseCode
+from penstock.wire.message import encode_properties
+from tests.integration.loops import Run, run  # noqa: F401
+from tests.integration.test_broker_service import CALL_MS, broker, pull, send
+
+NO = ResponseCode.NO_PERMISSION
+
+
+async def send_raw(peer: Peer, topic: str, **properties: str) -> Response:
+    ext = {
+        "a": "g", "b": topic, "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0",
+        "i": encode_properties(properties).decode(),
+    }  # fmt: skip
+    return await peer.call(RequestCode.SEND_MESSAGE_V2, ext, b"forged", timeout_ms=CALL_MS)
+
+
+def test_raw_sends_to_internal_topics_write_nowhere(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    async def main() -> None:
+        async with broker(tmp_path) as (peer, _):
+            await send(peer, 0)  # creates T
+            now = str(int(time.time() * 1000))
+            forged = {"REAL_TOPIC": "T", "REAL_QID": "1", "UNIQ_KEY": "K", "DELAY": "1"}
+            timer = {"TIMER_OUT_MS": now, "TIMER_DELIVER_MS": now}
+            for topic in (
+                "rmq_sys_wheel_timer",
+                "SCHEDULE_TOPIC_XXXX",
+                "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+                "rmq_sys_REVIVE_LOG_DefaultCluster",
+            ):
+                assert (await send_raw(peer, topic, **forged)).code == NO
+                assert (await send_raw(peer, topic, **timer)).code == NO
+            # A delayed message of this client is delivered after anything that was sent before it.
+            assert (await send_raw(peer, "T", UNIQ_KEY="L", DELAY="1")).code == 0
+            delivered = await pull(peer, 0, 1, wait_ms=10_000)
+            assert delivered.code == ResponseCode.SUCCESS
+            assert (await pull(peer, 1, 0)).code == ResponseCode.PULL_NOT_FOUND
+
+    run(main())
