@@ -1,14 +1,25 @@
-"""Queries for messages by key, unique id, tag or log offset, and for the entries of a queue."""
+"""Queries for messages by key, unique id, tag or log offset, and for the entries of a queue.
 
+With access lists, the user needs the right on the topic of each message that is found: a request by
+log offset can name any topic, and an internal topic holds messages of all topics.
+"""
+
+from penstock.broker.auth.policies import Action
 from penstock.broker.context import BrokerContext
-from penstock.errors import NoPermission, Refused
+from penstock.errors import Refused
 from penstock.rpc.answers import Answer, InThread, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
 from penstock.store.consumequeue.consumequeue import unpack_entries
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
-from penstock.wire.codes import EXT_UNIQUE_KEY_QUERY, RequestCode, ResponseCode
+from penstock.wire.codes import (
+    EXT_UNIQUE_KEY_QUERY,
+    RequestCode,
+    ResponseCode,
+    is_send_forbidden,
+    real_topic,
+)
 from penstock.wire.message import decode_message
 
 UNIQUE_MAX = 32
@@ -40,10 +51,10 @@ class QueryHandlers:
             most = UNIQUE_MAX
         elif command.ext.get("indexType") == _TAG:
             key = f"{_TAG}#{key}"
-        store = self._context.store
+        store, access = self._context.store, self._context.access
         confirm_offset = store.confirm_offset
 
-        def work() -> Reply:
+        def work() -> tuple[bytes, set[str]]:
             found = store.lookup.by_key(
                 topic,
                 key,
@@ -52,33 +63,38 @@ class QueryHandlers:
                 most=most,
                 confirm_offset=confirm_offset,
             )
-            if not found:
+            mixed = found if is_send_forbidden(topic) else []  # holds messages of other topics
+            return b"".join(found), {_topic_of(record) for record in mixed}
+
+        def answer(found: tuple[bytes, set[str]]) -> Answer:
+            body, topics = found
+            if not body:
                 return Reply(
                     ResponseCode.QUERY_NOT_FOUND,
                     _index_position(0, 0),
                     remark=f"no message of topic {topic} has the key {key} in this time range",
                 )
+            for found_topic in sorted(topics):
+                refusal = access.check_topic(command, found_topic, Action.SUB, Action.GET)
+                if refusal is not None:
+                    return refusal
             file = store.index.current if store.index is not None else None
             position = (file.end_ms(), file.end_offset()) if file is not None else (0, 0)
-            return Reply(ext=_index_position(*position), body=b"".join(found))
+            return Reply(ext=_index_position(*position), body=body)
 
-        return InThread(work, _as_is)
+        return InThread(work, answer)
 
     def by_offset(self, command: Command) -> Answer:
         """The message at a log offset, which is the last part of its offset message id."""
-        offset, named = command.i64("offset"), command.text_or("topic")
+        offset = command.i64("offset")
         store = self._context.store
         confirm_offset = store.confirm_offset
 
         def answer(record: bytes | None) -> Answer:
             if record is None:
                 raise Refused(f"there is no message at the log offset {offset}")
-            # The permission was checked for the topic in the request: it must be the message's.
-            if self._context.access.enabled() and decode_message(record).topic != named:
-                raise NoPermission(
-                    f"the message at {offset} does not belong to the topic {named!r}"
-                )
-            return Reply(body=record)
+            refusal = self._context.access.check_topic(command, _topic_of(record), Action.GET)
+            return refusal or Reply(body=record)
 
         return InThread(lambda: store.lookup.record(offset, confirm_offset), answer)
 
@@ -115,8 +131,10 @@ class QueryHandlers:
         return InThread(work, lambda body: Reply(body=body))
 
 
-def _as_is(reply: Reply) -> Answer:
-    return reply
+def _topic_of(record: bytes) -> str:
+    """The topic that a stored message was sent to."""
+    message = decode_message(record)
+    return real_topic(message.topic, message.properties)
 
 
 def _index_position(updated_ms: int, offset: int) -> dict[str, str]:

@@ -5,6 +5,7 @@ PullSysFlag, MessageConst, TopicValidator, MixAll). A peer may send a code that 
 codes are plain `int`, and `request_name` / `response_name` accept any of them.
 """
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
@@ -700,6 +701,12 @@ def is_internal_topic(topic: str) -> bool:
 def is_send_forbidden(topic: str) -> bool:
     """Whether clients may not send to the topic."""
     return topic in SEND_FORBIDDEN_TOPICS or is_internal_topic(topic)
+
+
+def real_topic(topic: str, properties: Mapping[str, str]) -> str:
+    """The topic that a message was sent to; it may be stored in a topic that only the broker
+    writes."""
+    return properties.get(PROPERTY_REAL_TOPIC) or topic if is_send_forbidden(topic) else topic
 
 
 def is_system_group(group: str) -> bool:

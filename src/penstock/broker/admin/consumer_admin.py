@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from penstock.broker.consumers.clients import GroupMember
 from penstock.broker.context import BrokerContext
-from penstock.errors import BodyError, ConsumerNotOnline, Refused
+from penstock.errors import BodyError, ConsumerNotOnline, NoPermission, Refused
 from penstock.rpc.answers import Answer, CallClient, InThread, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.json_replies import reply_with
@@ -22,16 +22,21 @@ from penstock.wire.bodies.admin_bodies import (
 )
 from penstock.wire.bodies.client_bodies import MessageQueue, TopicList
 from penstock.wire.codes import (
+    DLQ_TOPIC_PREFIX,
     EXT_ACCESS_KEY,
     EXT_SECURITY_TOKEN,
     EXT_SIGNATURE,
+    RETRY_TOPIC_PREFIX,
     V3_0_7,
     V3_1_8,
     RequestCode,
     ResponseCode,
+    is_internal_topic,
     language_name,
 )
+from penstock.wire.message import decode_message
 from penstock.wire.message_ids import decode_offset_id
+from penstock.wire.receipt_handle import plain_topic
 
 CALL_MS = 10_000
 """Timeout of a request that is forwarded to a consumer."""
@@ -138,6 +143,11 @@ class ConsumerHandlers:
         def ask(record: bytes | None) -> Answer:
             if record is None:
                 raise Refused(f"there is no message at log offset {offset}")
+            topic = decode_message(record).topic
+            refusal = self._context.access.check_read(command, topic)
+            if refusal is not None:
+                return refusal
+            self._require_subscription(command.text("consumerGroup"), topic)
             return _call_consumer(command, member, self._direct_fields(command), record)
 
         return InThread(lambda: store.lookup.record(offset, confirm_offset), ask)
@@ -163,6 +173,17 @@ class ConsumerHandlers:
             raise Refused(f"the consumer {client_id} of the group {group} is not connected")
         _require_version(member, V3_1_8, "report its state")
         return member
+
+    def _require_subscription(self, name: str, topic: str) -> None:
+        """Refuse a message that no consumer of the group would receive."""
+        group = self._context.clients.consumer_group(name)
+        subscribed = group is not None and plain_topic(topic, name) in group.subscriptions
+        own = (RETRY_TOPIC_PREFIX + name, DLQ_TOPIC_PREFIX + name)
+        if not (subscribed or topic in own) or is_internal_topic(topic):
+            raise NoPermission(
+                f"the group {name} does not subscribe to the topic {topic} of the message",
+                hint="name a message of a topic that the group consumes",
+            )
 
     def _direct_fields(self, command: Command) -> dict[str, str]:
         context = self._context

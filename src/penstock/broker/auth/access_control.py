@@ -15,12 +15,11 @@ Cost: a signature takes a few microseconds. Allowed combinations are cached unti
 import logging
 from typing import Final, NamedTuple
 
-from penstock.broker.auth.policies import PolicyDecision, RequiredRight, address_of, decide
+from penstock.broker.auth.policies import Action, PolicyDecision, RequiredRight, address_of, decide
 from penstock.broker.auth.request_rights import (
     CodeRights,
     RequestRights,
-    rights_to_consume,
-    rights_to_send,
+    rights_on_topic,
 )
 from penstock.broker.auth.users import SUPER, AccessTable, User
 from penstock.config import LiveSettings
@@ -102,15 +101,19 @@ class AccessControl:
 
     def check_read(self, command: Command, topic: str) -> Reply | None:
         """Like `check`, for reading a topic that only the handler knows."""
-        return self._check_topic(command, rights_to_consume(topic))
+        return self.check_topic(command, topic, Action.SUB)
 
     def check_write(self, command: Command, topic: str) -> Reply | None:
         """Like `check_read`, for writing."""
-        return self._check_topic(command, rights_to_send(topic))
+        return self.check_topic(command, topic, Action.PUB)
 
-    def _check_topic(self, command: Command, rights: CodeRights) -> Reply | None:
+    def check_topic(self, command: Command, topic: str, *actions: Action) -> Reply | None:
+        """Like `check`, for one of the actions on a topic that only the handler knows."""
+        if not self._authorization:
+            return None
+        rights = rights_on_topic(topic, *actions)
         user = self.table.users.get(command.ext.get(ACCESS_KEY, ""), _ANONYMOUS)
-        if not self._authorization or user.is_super:
+        if user.is_super:
             return None
         source = command.peer.rpartition(":")[0]
         return self._check_rights(command, rights, user, source)

@@ -81,18 +81,9 @@ class RequestRights:
         return self._rows.get(code, self._default)
 
 
-def rights_to_consume(topic: str) -> CodeRights:
-    """The right to consume a topic."""
-    return _of_topic(topic, SUB)
-
-
-def rights_to_send(topic: str) -> CodeRights:
-    """The right to send to a topic."""
-    return _of_topic(topic, PUB)
-
-
-def _of_topic(topic: str, action: Action) -> CodeRights:
-    right = _right_on(TOPIC, topic, (action,))
+def rights_on_topic(topic: str, *actions: Action) -> CodeRights:
+    """The right to one of the actions on a topic."""
+    right = _right_on(TOPIC, topic, actions)
     return CodeRights(right.resource_type, right.actions, lambda command: [right])
 
 

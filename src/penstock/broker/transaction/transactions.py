@@ -13,6 +13,7 @@ request gets an answer, but stores nothing again.
 from collections import Counter
 from typing import Final, NamedTuple
 
+from penstock.broker.auth.policies import Action
 from penstock.broker.context import BrokerContext
 from penstock.broker.delay.delay_redirect import DelayRedirect
 from penstock.broker.transaction.check_back import CheckBack
@@ -73,6 +74,7 @@ from penstock.wire.codes import (
     TOPIC_TIMER,
     TOPIC_TRANS_CHECK_MAX_TIME,
     RequestCode,
+    real_topic,
 )
 from penstock.wire.message import decode_message
 from penstock.wire.message_ids import decode_offset_id
@@ -380,9 +382,14 @@ class Transactions:
         return InThread(lambda: store.lookup.record(offset, written), resume)
 
     def _resume(self, command: Command, data: bytes) -> Answer:
+        message = decode_message(data)
+        topic = real_topic(message.topic, message.properties)
+        refusal = self._context.access.check_topic(command, topic, Action.UPDATE)
+        if refusal is not None:
+            return refusal
         record = read_half(data)
         if record is None:
-            return self._restore_discarded(command, data)
+            return self._restore_discarded(command, data, message.topic)
         half = self.half_messages.find_by_record(record) or self._add_now(record)
         if half is None:
             raise Refused(
@@ -395,11 +402,11 @@ class Transactions:
             raise self._context.rewriter.fault(status)
         return self._reply(command, "the number of checks was reset")
 
-    def _restore_discarded(self, command: Command, data: bytes) -> Answer:
+    def _restore_discarded(self, command: Command, data: bytes, topic: str) -> Answer:
         """Store a discarded half message as a new one."""
-        message, rewriter = decode_message(data), self._context.rewriter
-        if message.topic != TOPIC_TRANS_CHECK_MAX_TIME:
-            raise Refused(f"the message is not a half message: its topic is {message.topic}")
+        rewriter = self._context.rewriter
+        if topic != TOPIC_TRANS_CHECK_MAX_TIME:
+            raise Refused(f"the message is not a half message: its topic is {topic}")
         rewriter.read(data)
         properties = rewriter.properties()
         properties.pop(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, None)

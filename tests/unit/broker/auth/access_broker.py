@@ -7,7 +7,9 @@ from pathlib import Path
 from penstock.broker.auth.policies import PolicyType, Rule
 from penstock.broker.auth.users import User
 from penstock.config import AccessConfig, Settings
+from penstock.errors import PenstockError
 from penstock.rpc.answers import Answer, Reply
+from penstock.rpc.router import refusal
 from penstock.server.request_loop import RequestLoop
 from penstock.wire.message import encode_properties
 from penstock.wire.output import encode
@@ -50,7 +52,11 @@ class AccessBroker(BrokerFixture):
         loop.set_client(self.client_of(connection or user), "192.0.2.7:4711", BORN)
         loop.serve(0, len(data), self.now_ms)
         if loop.deferred:
-            return self.finish(loop.deferred.pop()[3])
+            answer = loop.deferred.pop()[3]
+            try:
+                return self.finish(answer)
+            except PenstockError as error:
+                return refusal(error)
         return self.read_output()
 
     def ask_as(
