@@ -33,6 +33,7 @@ class Command:
         "opaque",
         "peer",
         "remark",
+        "user",
         "version",
     )
 
@@ -64,6 +65,7 @@ class Command:
         self.language = language
         self.encoding = encoding
         self.remark = remark
+        self.user = ""  # who signed it; set by access control, empty without
 
     @property
     def oneway(self) -> bool:

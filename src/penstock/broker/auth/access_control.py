@@ -19,7 +19,7 @@ from penstock.broker.auth.policies import Action, PolicyDecision, RequiredRight,
 from penstock.broker.auth.request_rights import (
     CodeRights,
     RequestRights,
-    rights_on_topic,
+    right_on_topic,
 )
 from penstock.broker.auth.users import SUPER, AccessTable, User
 from penstock.config import LiveSettings
@@ -91,8 +91,9 @@ class AccessControl:
         signed = is_signed(command.ext, command.body, user.secret, version=command.version)
         if user is _ANONYMOUS or not signed or not user.is_enabled:
             return self._refuse_user(command, rights, user, signed)
+        command.user = name
         if self._authorization and not user.is_super:
-            refusal = self._check_rights(command, rights, user, source)
+            refusal = self._check_rights(command, rights, user)
             if refusal is not None:
                 return refusal
         if rights.is_admin_change:
@@ -109,36 +110,59 @@ class AccessControl:
 
     def check_topic(self, command: Command, topic: str, *actions: Action) -> Reply | None:
         """Like `check`, for one of the actions on a topic that only the handler knows."""
-        if not self._authorization:
+        user = self.table.users.get(command.user, _ANONYMOUS)
+        if not self._authorization or user.is_super:
             return None
-        rights = rights_on_topic(topic, *actions)
-        user = self.table.users.get(command.ext.get(ACCESS_KEY, ""), _ANONYMOUS)
-        if user.is_super:
-            return None
-        source = command.peer.rpartition(":")[0]
-        return self._check_rights(command, rights, user, source)
+        return self._refusal(command, [right_on_topic(topic, *actions)], user)
 
-    def _check_rights(
-        self, command: Command, rights: CodeRights, user: User, source: str
-    ) -> Reply | None:
-        if self._allowed_version is not self.table.version or len(self._allowed) > CACHE_MAX:
-            self._allowed.clear()
-            self._allowed_version = self.table.version
+    def may_publish(self, name: str, peer: str, topic: str) -> bool:
+        """Whether a user at this address may send to a topic; without access control anybody may.
+
+        A refusal is not logged.
+        """
+        if not self._enabled:
+            return True
+        user = self.table.users.get(name, _ANONYMOUS)
+        if user is _ANONYMOUS or not user.is_enabled:
+            return False
+        if user.is_super or not self._authorization:
+            return True
+        return self._why_refused(right_on_topic(topic, Action.PUB), user, peer) is None
+
+    def _check_rights(self, command: Command, rights: CodeRights, user: User) -> Reply | None:
         try:
             required = rights.required(command)
         except PenstockError as error:
             right = rights.general
             return _refuse(command, user.name, right, f"its body can't be read ({error.message})")
+        return self._refusal(command, required, user)
+
+    def _refusal(self, command: Command, required: list[RequiredRight], user: User) -> Reply | None:
+        """The refusal if the user lacks one of the rights; it is logged."""
         for right in required:
-            key = (user.name, source, right)
-            if key in self._allowed:
-                continue
-            rule = decide(self.table.rules.get(user.name, {}), right, address_of(command.peer))
-            if rule is None:
-                return _refuse(command, user.name, right, "no rule allows it")
-            if rule.decision is PolicyDecision.DENY:
-                return _refuse(command, user.name, right, f"the rule for {rule.resource} denies it")
-            self._allowed.add(key)
+            why = self._why_refused(right, user, command.peer)
+            if why is not None:
+                return _refuse(command, user.name, right, why)
+        return None
+
+    def _why_refused(self, right: RequiredRight, user: User, peer: str) -> str | None:
+        """Why a user at this address lacks a right; None if it has it."""
+        if self._allowed_version is not self.table.version or len(self._allowed) > CACHE_MAX:
+            self._allowed.clear()
+            self._allowed_version = self.table.version
+        key = (user.name, peer.rpartition(":")[0], right)
+        if key in self._allowed:
+            return None
+        rule = decide(self.table.rules.get(user.name, {}), right, address_of(peer))
+        if right.unless_denied and (
+            rule is None or rule.resource.resource_type is not right.resource_type
+        ):
+            return None  # a rule for everything is not meant for what needs no rule
+        if rule is None:
+            return "no rule allows it"
+        if rule.decision is PolicyDecision.DENY:
+            return f"the rule for {rule.resource} denies it"
+        self._allowed.add(key)
         return None
 
     def _refuse_user(self, command: Command, rights: CodeRights, user: User, signed: bool) -> Reply:

@@ -74,12 +74,14 @@ class RequiredRight(NamedTuple):
     """A right that a request requires: one of the actions on a resource.
 
     Without a name it is required on all resources of the type: only `Topic:*` and `*` cover it. The
-    type ANY requires one of the actions on any resource.
+    type ANY requires one of the actions on any resource. With `unless_denied` the right needs no
+    rule, but a rule for this type of resource may deny it.
     """
 
     resource_type: ResourceType
     name: str | None
     actions: tuple[Action, ...]
+    unless_denied: bool = False
 
     def resource(self) -> str:
         if self.resource_type is ResourceType.ANY:

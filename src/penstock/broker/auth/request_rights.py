@@ -10,7 +10,8 @@ code; a code without a row requires Update on the cluster:
 - a retry topic stands for its group, also if the request names another group; in acks of popped
   messages, a retry topic of POP stands for group and topic (for Apache, `g_t` is a group, so a user
   who may read g and t can't acknowledge);
-- a request that names no resource at all (heartbeat of a producer) requires any right anywhere.
+- a request that names no resource at all (heartbeat of a producer) requires any right anywhere;
+- a producer group may be denied (Pub), but needs no rule, as in Apache.
 """
 
 from collections.abc import Callable, Iterable
@@ -81,10 +82,9 @@ class RequestRights:
         return self._rows.get(code, self._default)
 
 
-def rights_on_topic(topic: str, *actions: Action) -> CodeRights:
+def right_on_topic(topic: str, *actions: Action) -> RequiredRight:
     """The right to one of the actions on a topic."""
-    right = _right_on(TOPIC, topic, actions)
-    return CodeRights(right.resource_type, right.actions, lambda command: [right])
+    return _right_on(TOPIC, topic, actions)
 
 
 # --- forms of rows -------------------------------------------------------------------------------
@@ -160,6 +160,12 @@ def _consumption(
     return found
 
 
+def _producing(group: str) -> RequiredRight:
+    """The right to be a producer of a group. Apache's access lists do not have it, so it needs no
+    rule."""
+    return RequiredRight(GROUP, group, (PUB,), unless_denied=True)
+
+
 def _field_or_any(
     field: str, resource_type: ResourceType, action: Action, *, otherwise: Action
 ) -> CodeRights:
@@ -183,7 +189,11 @@ def _end_transaction() -> CodeRights:
 
     def required(command: Command) -> list[RequiredRight]:
         of_a_check = command.ext.get("topic") == TOPIC_TRANS_HALF
-        return any_resource if of_a_check else named.required(command)
+        group = command.ext.get("producerGroup")
+        return [
+            *(any_resource if of_a_check else named.required(command)),
+            *([_producing(group)] if group else []),
+        ]
 
     return CodeRights(TOPIC, (PUB,), required)
 
@@ -284,10 +294,13 @@ def _by_body() -> dict[RequestCode, CodeRights]:
 
     def heartbeat(command: Command) -> list[RequiredRight]:
         found: list[RequiredRight] = []
-        for consumer in command.body_as(HeartbeatData).consumer_data_set:
+        data = command.body_as(HeartbeatData)
+        for consumer in data.consumer_data_set:
             topics = [subscription.topic for subscription in consumer.subscription_data_set]
             found += _consumption(consumer.group_name, topics)
-        return found or [RequiredRight(ResourceType.ANY, None, (Action.ANY,))]
+        found = found or [RequiredRight(ResourceType.ANY, None, (Action.ANY,))]
+        producers = (producer.group_name for producer in data.producer_data_set)
+        return found + [_producing(group) for group in producers if group]
 
     def locks(command: Command) -> list[RequiredRight]:
         body = command.body_as(LockBatchRequestBody)

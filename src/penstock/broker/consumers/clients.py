@@ -38,6 +38,7 @@ class GroupMember:
     language: int
     version: int
     seen_ms: int
+    user: str = ""  # who signed the last heartbeat; empty without access control
 
 
 @dataclass(slots=True)

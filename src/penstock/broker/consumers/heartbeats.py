@@ -84,6 +84,7 @@ class HeartbeatHandlers:
             command.language,
             command.version,
             command.now_ms,
+            command.user,
         )
         for consumer in data.consumer_data_set:
             try:

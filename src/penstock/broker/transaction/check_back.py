@@ -2,12 +2,13 @@
 
 A half message is not checked for `transaction_timeout_ms`, or for its own immunity time. After that
 the broker asks a connected producer of its group every `transaction_check_ms`, connection by
-connection in round robin. The answer arrives as an END_TRANSACTION request.
+connection in round robin. The answer arrives as an END_TRANSACTION request. With access lists only
+producers are asked whose users may publish to the topic of the half message.
 
 A check counts if the producer answers "unknown", or if it does not answer before the next check is
 due although it is still connected. The count is stored before the next check: the half message is
 appended again with its number of checks. After `transaction_checks_max` counted checks it is
-discarded. While no producer of the group is connected, no check is sent and none counts; after the
+discarded. While no such producer is connected, no check is sent and none counts; after the
 retention time (`retain_hours`) the half message is discarded.
 
 The work is bounded: a limited number of half messages is read at a time in the thread pool, and a
@@ -41,7 +42,7 @@ from penstock.broker.transaction.half_queues import NEVER, POLL_MS, RETRY_MS, Ha
 from penstock.broker.transaction.resolution import Resolution
 from penstock.errors import PenstockError
 from penstock.metrics import Registry
-from penstock.rpc.answers import NotifyClient, TickAt
+from penstock.rpc.answers import ClientId, NotifyClient, TickAt
 from penstock.store.put import ILLEGAL, PUT_OK
 from penstock.wire.codes import (
     PROPERTY_REAL_QUEUE_ID,
@@ -61,8 +62,9 @@ READ_BYTES_MAX: Final = 1024 * 1024
 DUE_MAX: Final = 1_000
 """Half messages whose due time one tick handles."""
 CHECKS_IN_FLIGHT_MAX: Final = 256
-"""Checks in flight per connection. Java clients queue up to 2,000 and answer them one by one; a
-check that waits there for longer than `transaction_check_ms` would count."""
+"""Checks in flight per connection and, with access lists, topic. Java clients queue up to 2,000 and
+answer them one by one; a check that waits there for longer than `transaction_check_ms` would
+count."""
 MOVE_AFTER: Final = 100_000
 MOVE_RATIO: Final = 4
 """A half message is appended again, without counting a check, when this many others were stored
@@ -104,7 +106,8 @@ class CheckBack:
         self._host = host
         self._due: list[tuple[int, int, HalfMessage]] = []  # heap by due time; and stale entries
         self._to_discard: deque[HalfMessage] = deque()
-        self._connected: dict[str, set[int]] = {}  # producers by group, valid for one tick
+        # Producers that may be asked, by connection; valid for one tick.
+        self._connected: dict[ProducerGroup, dict[ClientId, GroupMember]] = {}
         self._job: ReadJob | None = None
         self._record = Record(_I32_MAX)
         self._round_robin = 0
@@ -156,11 +159,10 @@ class CheckBack:
 
     def without_producer(self) -> int:
         """The number of half messages that are due for a check and have no connected producer."""
-        clients = self._context.clients
         return sum(
             sum(half.state == READY for half in group.ready)
             for group in list(self._half_messages.groups.values())
-            if group.ready and not clients.producers(group.name)
+            if group.ready and not self._producers(group)
         )
 
     def add_metrics(self, registry: Registry) -> None:
@@ -253,12 +255,28 @@ class CheckBack:
             ]
             heapify(self._due)
 
-    def _connections(self, group: ProducerGroup) -> set[int]:
-        found = self._connected.get(group.name)
+    def _connections(self, group: ProducerGroup) -> dict[ClientId, GroupMember]:
+        """The connected producers that may be asked."""
+        found = self._connected.get(group)
         if found is None:
-            members = self._context.clients.producers(group.name)
-            found = self._connected[group.name] = {member.client for member in members}
+            members = self._producers(group)
+            found = self._connected[group] = {member.client: member for member in members}
         return found
+
+    def _producers(self, group: ProducerGroup) -> list[GroupMember]:
+        """The connected producers whose users may publish to the topic of the half messages.
+
+        Anybody can name any producer group in a heartbeat; a check contains the message.
+        """
+        members = self._context.clients.producers(group.name)
+        access = self._context.access
+        if not access.enabled():
+            return members
+        return [
+            member
+            for member in members
+            if access.may_publish(member.user, member.address, group.topic)
+        ]
 
     # --- actions that need the record of a half message
 
@@ -395,7 +413,7 @@ class CheckBack:
         """Send a check to a producer, after storing the number of checks so far."""
         if half.state != READY:
             return
-        members = self._context.clients.producers(half.group.name)
+        members = list(self._connections(half.group).values())
         if not members:
             half.group.ready.append(half)
             return

@@ -139,9 +139,11 @@ def read_half(data: bytes) -> HalfRecord | None:
 
 @dataclass(slots=True, eq=False)
 class ProducerGroup:
-    """A producer group that has open half messages."""
+    """A producer group that has open half messages; with access lists, those of one topic, because
+    not every producer of the group may be asked about every topic."""
 
     name: str
+    topic: str = ""
     open_count: int = 0
     in_flight: int = 0  # checks that wait for an answer
     round_robin: int = 0
@@ -178,10 +180,12 @@ class HalfMessage:
 class OpenHalfMessages:
     """The open half messages of a broker, and the latest outcomes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_topic: bool = False) -> None:
+        """With `by_topic` the half messages of a group are checked topic by topic."""
+        self._by_topic = by_topic
         self.open: dict[int, HalfMessage] = {}  # by queue offset of the newest append
         self.position = 0  # the half queue has been followed up to this queue offset
-        self.groups: dict[str, ProducerGroup] = {}
+        self.groups: dict[tuple[str, str], ProducerGroup] = {}
         self.topics: Counter[str] = Counter()
         self._by_first_offset: dict[int, HalfMessage] = {}  # those that were appended again
         self._by_key: dict[str, HalfMessage] = {}  # by unique id, if the first append is unknown
@@ -225,10 +229,10 @@ class OpenHalfMessages:
                 known.checks = known.stored_checks = record.checks
                 return known
             return None
-        group = self.groups.get(record.group)
+        key = (record.group, record.topic if self._by_topic else "")
+        group = self.groups.get(key)
         if group is None:
-            name = intern(record.group)
-            group = self.groups[name] = ProducerGroup(name)
+            group = self.groups[key] = ProducerGroup(intern(record.group), intern(key[1]))
         half = HalfMessage(
             record.first_offset,
             first_log_offset,
@@ -271,7 +275,7 @@ class OpenHalfMessages:
         group = half.group
         group.open_count -= 1
         if group.open_count == 0:
-            del self.groups[group.name]
+            del self.groups[group.name, group.topic]
         self.topics[half.topic] -= 1
         if self.topics[half.topic] == 0:
             del self.topics[half.topic]

@@ -108,7 +108,7 @@ class Transactions:
         self._context = context
         self._delayed = delayed
         self._host = host
-        self.half_messages = OpenHalfMessages()
+        self.half_messages = OpenHalfMessages(by_topic=context.access.enabled())
         self._queues = HalfQueues(context, self.half_messages, host)
         self._resolution = Resolution(context, self._queues, delayed, host)
         self._checks = CheckBack(context, self.half_messages, self._queues, self._resolution, host)

@@ -50,6 +50,8 @@ def test_every_required_right_is_checked(env: AccessFixture) -> None:
 def test_a_topic_found_by_the_handler_is_checked(env: AccessFixture) -> None:
     env.add("ann", rule("Topic:t", "Sub"), rule("Group:g", "Sub"))
     hand_back = {name: command(name, 36, {"group": "g"}) for name in ("ann", "bob", "root")}
+    for one in hand_back.values():
+        env.access.check(one)
     assert env.access.check_read(hand_back["ann"], "t") is None
     assert env.access.check_read(hand_back["ann"], "%RETRY%g") is None
     assert env.access.check_read(hand_back["root"], "u") is None

@@ -94,6 +94,11 @@ CODE = RequestCode
         (CODE.UNREGISTER_CLIENT, {"clientID": "c", "producerGroup": "p"}, {"Any *"}),
         (CODE.END_TRANSACTION, {"topic": "t"}, {"Pub Topic:t"}),
         (CODE.END_TRANSACTION, {}, {"Pub *"}),
+        (
+            CODE.END_TRANSACTION,
+            {"topic": "t", "producerGroup": "p"},
+            {"Pub Topic:t", "Pub Group:p"},
+        ),
         (CODE.END_TRANSACTION, {"topic": "RMQ_SYS_TRANS_HALF_TOPIC"}, {"Pub *"}),
         (CODE.GET_MAX_OFFSET, {"topic": "t"}, {"Get Topic:t"}),
         (CODE.VIEW_MESSAGE_BY_ID, {"offset": "1"}, {"Get Topic:*"}),
@@ -132,7 +137,7 @@ def test_rights_by_header_fields(code: int, ext: dict[str, str], wanted: set[str
             {"consumerDataSet": [consumer("g", "t", "%RETRY%g"), consumer("h")]},
             {"Sub Group:g", "Sub Topic:t", "Sub Group:h"},
         ),
-        (CODE.HEART_BEAT, {"producerDataSet": [{"groupName": "p"}]}, {"Any *"}),
+        (CODE.HEART_BEAT, {"producerDataSet": [{"groupName": "p"}]}, {"Any *", "Pub Group:p"}),
         (
             CODE.LOCK_BATCH_MQ,
             {"consumerGroup": "g", "mqSet": [{"topic": "t"}, {"topic": "t"}]},
