@@ -168,7 +168,7 @@ class Broker:
             self.pull,
             HeartbeatHandlers(settings, clients, groups, topics, context.filters),
             OffsetRequests(store, context.offsets, groups, topics),
-            LockRequests(context.locks, groups, topics, effects),
+            LockRequests(context.locks, groups, topics, clients, effects),
             self._send_back,
             Recall(settings, store, topics, self.timers, context.address),
             self.transactions,

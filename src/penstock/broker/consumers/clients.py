@@ -9,6 +9,9 @@ A client id may have several connections: two broadcasting processes are both `a
 the old connection of a reconnected client may stay half-open for minutes. Each connection stays
 until it ends. For rebalance the client id counts once, so that no queue is left unread, and the
 others are notified only about its first and last connection.
+
+With access control, a client id belongs to the user of its first connection, as long as that user
+has a connection. Replies and requests for the client id go only to connections of this user.
 """
 
 import logging
@@ -18,6 +21,7 @@ from typing import NamedTuple
 
 from penstock.broker.consumers.groups import Groups
 from penstock.config import LiveSettings
+from penstock.errors import NoPermission
 from penstock.rpc.answers import ClientId, CloseConnection, EffectQueue, NotifyClient
 from penstock.wire.bodies.client_bodies import ConsumerData, SubscriptionData
 from penstock.wire.codes import RequestCode
@@ -49,22 +53,28 @@ class ClientGroup:
     members: dict[ClientId, GroupMember] = field(default_factory=dict, kw_only=True)
     connections: dict[str, dict[ClientId, None]] = field(default_factory=dict, kw_only=True)
     """By client id; the newest connection is last."""
+    owners: dict[str, str] = field(default_factory=dict, kw_only=True)
+    """The user of each client id."""
 
     def find(self, client_id: str) -> GroupMember | None:
-        """The newest member with this client id."""
-        clients = self.connections.get(client_id)
-        return None if clients is None else self.members[next(reversed(clients))]
+        """The newest member with this client id, of the user that owns the id."""
+        owner = self.owners.get(client_id)
+        newest_first = reversed(self.connections.get(client_id, {}))
+        members = (self.members[client] for client in newest_first)
+        return next((member for member in members if member.user == owner), None)
 
     def add(self, member: GroupMember) -> bool:
         """Add or refresh a member; True if the set of client ids has changed."""
         old = self.members.get(member.client)
         if old is not None and old.client_id == member.client_id:
             self.members[member.client] = member
+            self._settle_owner(member.client_id)
             return False
         gone = old is not None and self.remove(old.client)
         came = member.client_id not in self.connections
         self.members[member.client] = member
         self.connections.setdefault(member.client_id, {})[member.client] = None
+        self.owners.setdefault(member.client_id, member.user)
         return gone or came
 
     def remove(self, client: ClientId) -> bool:
@@ -73,8 +83,16 @@ class ClientGroup:
         clients = self.connections[client_id]
         del clients[client]
         if not clients:
-            del self.connections[client_id]
-        return not clients
+            del self.connections[client_id], self.owners[client_id]
+            return True
+        self._settle_owner(client_id)
+        return False
+
+    def _settle_owner(self, client_id: str) -> None:
+        """Give the client id to the next user if its owner has no connection any more."""
+        users = [self.members[client].user for client in self.connections[client_id]]
+        if self.owners[client_id] not in users:
+            self.owners[client_id] = users[0]
 
 
 @dataclass(slots=True)
@@ -136,7 +154,6 @@ class Clients:
         if producers is None:
             producers = self._producers[group] = ClientGroup(group)
         self._add(producers, Membership(member.client, False, group), member)
-        self._all_producers.add(member)
 
     def register_consumer(
         self, data: ConsumerData, member: GroupMember, *, with_subscriptions: bool = True
@@ -189,6 +206,16 @@ class Clients:
     def find_producer(self, client_id: str) -> GroupMember | None:
         """The newest connection of the producer with this client id, in any group."""
         return self._all_producers.find(client_id)
+
+    def refuse_stranger(self, group: str, client_id: str, user: str) -> None:
+        """Raise NoPermission if the client id of a connected consumer belongs to another user."""
+        consumers = self._consumers.get(group)
+        owner = None if consumers is None else consumers.owners.get(client_id)
+        if owner is not None and owner != user:
+            raise NoPermission(
+                f"the client id {client_id} of the group {group} belongs to another user",
+                hint="set another instance name",
+            )
 
     def producers(self, group: str) -> list[GroupMember]:
         """The connected producers of a group."""
@@ -245,10 +272,26 @@ class Clients:
 
     def _add(self, group: ClientGroup, membership: Membership, member: GroupMember) -> bool:
         """Add or refresh a membership; True if the group's set of client ids has changed."""
-        self._seen_ms.pop(membership, None)  # moves to the end
+        is_new = self._seen_ms.pop(membership, None) is None  # moves to the end
         self._seen_ms[membership] = member.seen_ms
         self._memberships.setdefault(member.client, set()).add(membership)
-        return group.add(member)
+        changed = group.add(member)
+        if not membership.consumes:
+            self._all_producers.add(member)
+        ids = group if membership.consumes else self._all_producers
+        owner = ids.owners[member.client_id]
+        if is_new and owner != member.user:
+            log.warning(
+                "user %s at %s uses the client id %s of user %s in group %s; replies and requests "
+                "for this client id go to user %s",
+                member.user,
+                member.address,
+                member.client_id,
+                owner,
+                group.name,
+                owner,
+            )
+        return changed
 
     def _remove(self, membership: Membership) -> GroupMember | None:
         if self._seen_ms.pop(membership, None) is None:

@@ -15,6 +15,7 @@ from typing import ClassVar, Final, NamedTuple
 
 import msgspec
 
+from penstock.broker.consumers.clients import Clients
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.topics import Topics
 from penstock.config import LiveSettings
@@ -205,9 +206,15 @@ class LockRequests:
     """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ."""
 
     def __init__(
-        self, locks: QueueLocks, groups: Groups, topics: Topics, effects: EffectQueue
+        self,
+        locks: QueueLocks,
+        groups: Groups,
+        topics: Topics,
+        clients: Clients,
+        effects: EffectQueue,
     ) -> None:
         self._locks = locks
+        self._clients = clients
         self._groups = groups
         self._topics = topics
         self._effects = effects
@@ -224,7 +231,7 @@ class LockRequests:
         It is sent when the owners are saved, so that a restart gives no queue to another client.
         Queues that do not exist are not locked, so that clients can't fill the memory with locks.
         """
-        request = _read_request(command)
+        request = self._read_request(command)
         self._groups.find(request.consumer_group, command.now_ms)
         queues = [queue for queue in request.mq_set if self._exists(queue)]
         locks = self._locks
@@ -245,11 +252,16 @@ class LockRequests:
 
     def unlock(self, command: Command) -> Answer:
         """UNLOCK_BATCH_MQ."""
-        request = _read_request(command)
+        request = self._read_request(command)
         locks = self._locks
         if locks.unlock(request.consumer_group, request.client_id, request.mq_set):
             self._effects.put(PersistSoon(locks))
         return Reply()
+
+    def _read_request(self, command: Command) -> LockBatchRequestBody:
+        request = _read_request(command)
+        self._clients.refuse_stranger(request.consumer_group, request.client_id, command.user)
+        return request
 
     def _exists(self, queue: MessageQueue) -> bool:
         config = self._topics.get(queue.topic)

@@ -273,7 +273,11 @@ def test_a_damaged_file_does_not_prevent_a_start(
 @pytest.fixture
 def fixture(tmp_path: Path) -> Iterator[ConsumerFixture]:
     fixture = make_fixture(tmp_path)
-    fixture.serve(LockRequests(fixture.locks, fixture.groups, fixture.topics, fixture.effects))
+    fixture.serve(
+        LockRequests(
+            fixture.locks, fixture.groups, fixture.topics, fixture.clients, fixture.effects
+        )
+    )
     fixture.topics.ensure("T", 3, 6, NOW_MS)
     yield fixture
     fixture.store.close()
