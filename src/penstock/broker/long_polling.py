@@ -4,10 +4,13 @@ A pull waits at its queue; an arrival there wakes all requests of the queue. POP
 group wait in a `WaitQueue` for any of several queues. An arrival wakes one of them, and a
 request that leaves messages behind wakes the next. So a message wakes one of a thousand requests,
 not all of them.
+
+One loop iteration wakes a limited number of pulls, so that a message that very many of them wait
+for does not block the event loop.
 """
 
 import heapq
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +19,8 @@ from penstock.rpc.answers import ClientId, Suspend
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.store import MessageStore
 
+WAKES_MAX = 128
+"""Pulls that are woken before the event loop does something else."""
 _SLACK = 1024
 """The heap keeps deadlines of requests that ended until they outnumber the others by this."""
 
@@ -65,15 +70,27 @@ class LongPolling:
         self._number = 0
         self._alive = 0
         self.in_wait_queues = 0  # how many requests wait in wait queues
+        # Pulls that are to be woken in the next loop iterations, and how many may be woken now.
+        self._to_wake: deque[SuspendedRequest] = deque()
+        self._wakes_left = WAKES_MAX
         self._wake: Callable[[SuspendedRequest, bool], None] = lambda suspended, last: None
+        self._call_soon: Callable[[Callable[[], None]], None] = lambda call: call()
         store.on_arrival(self._arrived)
 
     def __len__(self) -> int:
         return self._alive
 
-    def on_wake(self, wake: Callable[[SuspendedRequest, bool], None]) -> None:
-        """Call `wake(request, last)` for each request that is to be retried."""
+    def on_wake(
+        self,
+        wake: Callable[[SuspendedRequest, bool], None],
+        call_soon: Callable[[Callable[[], None]], None] = lambda call: call(),
+    ) -> None:
+        """Call `wake(request, last)` for each request that is to be retried.
+
+        `call_soon` calls a function in the next loop iteration.
+        """
         self._wake = wake
+        self._call_soon = call_soon
 
     def count_of(self, client: ClientId) -> int:
         """How many requests of a client are suspended."""
@@ -168,8 +185,7 @@ class LongPolling:
     def _arrived(self, queue: ConsumeQueue) -> None:
         for waiting in self._by_queue.pop(queue, {}):
             if isinstance(waiting, SuspendedRequest):
-                self._forget(waiting)
-                self._wake(waiting, False)
+                self._to_wake.append(waiting)
                 continue
             if queue.deleted:  # there may be a new one of its name
                 del waiting.queues[queue]
@@ -179,6 +195,23 @@ class LongPolling:
             self.wake_next(waiting)
             if waiting.waiting:
                 self.watch(waiting)
+        if self._to_wake and self._wakes_left:
+            self._wake_some()
+
+    def _wake_some(self) -> None:
+        """Wake pulls while there are wakes left, and the rest in the next loop iteration."""
+        while self._to_wake and self._wakes_left:
+            suspended = self._to_wake.popleft()
+            if suspended.alive:
+                self._wakes_left -= 1
+                self._forget(suspended)
+                self._wake(suspended, False)
+        if not self._wakes_left:
+            self._call_soon(self._wake_more)
+
+    def _wake_more(self) -> None:
+        self._wakes_left = WAKES_MAX
+        self._wake_some()
 
     def _leave(self, queue: ConsumeQueue, member: SuspendedRequest | WaitQueue) -> None:
         waiting = self._by_queue.get(queue)

@@ -70,6 +70,9 @@ class ExecutorServer(Protocol):
     def send_flushed(self, connection: ResponseConnection, reply: EncodedReply) -> None:
         """Send a response when the log is flushed up to its offset."""
 
+    def soon(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call a function in the next loop iteration."""
+
     def soon_from_thread(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call a function in the event loop; called from another thread."""
 
@@ -106,7 +109,7 @@ class AnswerExecutor:
         self.thread_jobs = 0
         self.refusals: dict[str, int] = {}  # by the error's name
         if long_polling is not None:
-            long_polling.on_wake(self.wake)
+            long_polling.on_wake(self.wake, self._work_soon)
 
     # --- answers
 
@@ -253,6 +256,15 @@ class AnswerExecutor:
             self._run(pending, lambda: suspended.suspend.retry(last))
         elif not last and self._long_polling is not None:
             self._long_polling.pass_on(suspended)
+
+    def _work_soon(self, work: Callable[[], None]) -> None:
+        """Do work in the next loop iteration."""
+
+        def do_work() -> None:
+            work()
+            self._server.after_work()
+
+        self._server.soon(do_work)
 
     # --- effects
 

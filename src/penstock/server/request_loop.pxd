@@ -8,10 +8,12 @@ cdef int _FAST_CODES
 cdef int _RESPONSE
 cdef int _ONEWAY
 cdef int _CREATIONS_MAX
+cdef long long _SLICE_NS
 
 cdef class RequestLoop:
     cdef readonly object service
     cdef readonly object access
+    cdef object _time_ns
     cdef readonly dict in_place
     cdef readonly SendHandler send
     cdef const unsigned char[::1] _send_codes
@@ -31,5 +33,6 @@ cdef class RequestLoop:
 
     cpdef int bind(self, unsigned char[::1] buffer, bytes born_host) except -1
     cpdef int set_client(self, long long client, str peer, bytes born_host) except -1
-    @cython.locals(length="Py_ssize_t", request=Request, created="long long")
+    @cython.locals(length="Py_ssize_t", request=Request, created="long long",
+                   stop_ns="long long", timed=bint)
     cpdef Py_ssize_t serve(self, Py_ssize_t at, Py_ssize_t end, long long now_ms) except -1

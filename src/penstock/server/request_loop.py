@@ -6,7 +6,8 @@ are copied into a Command for the service's router. Answers that are not a respo
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from time import perf_counter_ns
 from typing import Any, Protocol
 
 from penstock.broker.send import SendHandler
@@ -21,6 +22,10 @@ from penstock.wire.output import Output, response
 log = logging.getLogger(__name__)
 
 _FAST_CODES = 512  # send codes below this are found by a table
+SLICE_NS = 2_000_000
+"""Other connections are served after one has taken this long, not counting sends: a read of them is
+short."""
+_SLICE_NS = SLICE_NS
 _CREATIONS_MAX = 4  # topics that the sends of one read may create: each creates files
 _SYSTEM_ERROR = 1
 _RESPONSE = 1
@@ -60,10 +65,12 @@ class RequestLoop:
         frame_bytes_max: int = FRAME_BYTES_MAX,
         header_bytes_max: int = HEADER_BYTES_MAX,
         output_bytes_max: int = 1024 * 1024,
+        time_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
         """`in_place` is that of the service's router; without `access` everything is allowed."""
         self.service: Service = service
         self.access: AccessCheck | None = access
+        self._time_ns: Callable[[], int] = time_ns
         # Handlers by code, as the router marks them.
         self.in_place: dict[int, InPlaceHandler] = dict(in_place or {})
         # The compiled one of them is called directly, without a dictionary lookup. Its codes: a
@@ -124,10 +131,14 @@ class RequestLoop:
         request = self.request
         self.stopped_early = False
         created = self.send.creations if self.send is not None else 0
+        stop_ns = self._time_ns() + _SLICE_NS
+        timed = False  # a request other than a send was served
         try:
             while at < end:
-                if self.output.length >= self.output_bytes_max or (
-                    self.send is not None and self.send.creations - created >= _CREATIONS_MAX
+                if (
+                    self.output.length >= self.output_bytes_max
+                    or (timed and self._time_ns() >= stop_ns)
+                    or (self.send is not None and self.send.creations - created >= _CREATIONS_MAX)
                 ):
                     self.stopped_early = True
                     break
@@ -155,6 +166,7 @@ class RequestLoop:
                         self._fail(error)
                 else:
                     self._serve_one(now_ms)
+                    timed = True
         finally:
             if self.writer is not None and self.writer.publish():
                 self.arrivals = True

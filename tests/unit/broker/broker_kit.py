@@ -48,7 +48,7 @@ class BrokerFixture:
         self.store = MessageStore(root, store_config, disk=PlainDisk(), now_ms=now_ms)
         self.broker = Broker(self.live, self.store, ADDRESS, ADDRESS, now_ms)
         self.context = self.broker.context
-        self.request_loop = RequestLoop(self.broker, self.broker.router.in_place)
+        self.request_loop = RequestLoop(self.broker, self.broker.router.in_place, time_ns=lambda: 0)
         self.woken: list[Reply] = []
         self.context.long_polling.on_wake(self.wake)
 

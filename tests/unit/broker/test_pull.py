@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from penstock.broker import pull
+from penstock.broker.long_polling import WAKES_MAX
 from penstock.broker.pull import tag_hashes_of
 from penstock.config import BrokerConfig, Settings
 from penstock.errors import ReadFailed
@@ -398,6 +399,37 @@ def test_new_topics_get_the_configured_number_of_queues(env: BrokerFixture) -> N
     config = env.context.topics.get("Small")
     assert config is not None
     assert config.write_queue_nums == 2
+
+
+def test_a_message_wakes_many_pulls_in_several_loop_iterations(env: BrokerFixture) -> None:
+    polling, soon = env.context.long_polling, []
+    polling.on_wake(env.wake, soon.append)
+    for _ in range(3 * WAKES_MAX):
+        env.pull(0, flags=6)
+    env.send()
+    assert len(env.woken) == WAKES_MAX
+    env.send()  # which waits for its turn, too
+    for iteration in (2, 3):
+        (more,), soon[:] = soon, []
+        more()
+        assert len(env.woken) == iteration * WAKES_MAX
+    assert len(polling) == 0
+    assert {reply.code for reply in env.woken} == {0}
+
+
+def test_a_pull_that_waits_to_be_woken_ends_with_its_connection(env: BrokerFixture) -> None:
+    polling, soon = env.context.long_polling, []
+    polling.on_wake(env.wake, soon.append)
+    for _ in range(2 * WAKES_MAX):
+        env.pull(0, flags=6)
+    env.send()
+    polling.drop(1)
+    assert len(polling) == 0
+    soon.pop()()
+    assert len(env.woken) == WAKES_MAX
+    env.pull(1, flags=6)
+    env.send()
+    assert len(env.woken) == WAKES_MAX + 1
 
 
 def test_many_suspended_pulls_of_a_queue_are_removed_quickly(env: BrokerFixture) -> None:

@@ -37,7 +37,7 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(BUFFER_BYTES))
-        self.request_loop = RequestLoop(OkService())
+        self.request_loop = RequestLoop(OkService(), time_ns=lambda: 0)
         self.request_loop.bind(self.buffer, bytes(8))
         self.memory = MemoryLimit(lambda: 1 << 30, {})
         self.bad_frames = 0
