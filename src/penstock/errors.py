@@ -4,7 +4,7 @@ Every class has three attributes, so that no caller has to match on the message:
 
 - `code`   the response code that a peer receives (`wire.codes.ResponseCode`, as plain numbers);
 - `retry`  whether the same request may succeed later, or on another broker;
-- `hint`   the next step for the person who reads the message.
+- `hint`   the next step for the person who reads the message. Tracebacks show it as a note.
 
 `over` builds the refusal of a request that exceeds a limit: the message names the figure, the limit
 and the setting.
@@ -27,12 +27,16 @@ class PenstockError(Exception):
     setting: str | None = None
     answer_code: int | None = None
     """The response code, if a server refused the request."""
+    address: str = ""
+    """The server that refused the request or did not respond."""
 
     def __init__(self, message: str = "", *, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         if hint is not None:
             self.hint = hint
+        if self.hint:
+            self.add_note(f"What to do: {self.hint}")
 
     @classmethod
     def over(
@@ -528,7 +532,7 @@ def refusal(code: int, remark: str | None, address: str = "") -> PenstockError:
     kind = _refusals().get(code, Refused)
     text = remark or "the server gave no reason"
     error = kind(f"{address}: {text}" if address else text)
-    error.answer_code = code
+    error.answer_code, error.address = code, address
     return error
 
 

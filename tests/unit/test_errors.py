@@ -1,5 +1,7 @@
 """Every error has a response code, a retry flag and a hint."""
 
+import pickle
+import traceback
 from collections.abc import Iterator
 
 import pytest
@@ -47,3 +49,11 @@ def test_the_hint_of_an_instance_does_not_change_the_class() -> None:
 def test_an_error_without_a_message_shows_its_class_name() -> None:
     assert DiskNearlyFull().remark().startswith("DiskNearlyFull; ")
     assert PenstockError("no hint").remark() == "no hint"
+
+
+def test_tracebacks_end_with_the_hint() -> None:
+    text = "".join(traceback.format_exception(DiskNearlyFull("94 % used", hint="mount a disk")))
+    assert text.endswith("94 % used\nWhat to do: mount a disk\n")
+    copied = pickle.loads(pickle.dumps(MessageIllegal("too long")))
+    assert copied.__notes__ == [f"What to do: {MessageIllegal.hint}"]
+    assert not hasattr(PenstockError("no hint"), "__notes__")

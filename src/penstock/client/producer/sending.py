@@ -6,8 +6,8 @@ continues in a task; later messages of the same topic are deferred until its req
 
 After a failed attempt a message goes to another broker. If it is bound to a queue, or if there is
 no other broker, it goes to the same one after a pause. Attempts without a response and responses in
-RETRYABLE_RESPONSES are retried; all attempts share one timeout. A message whose future was
-cancelled is not sent any more.
+RETRYABLE_RESPONSES are retried; all attempts share one timeout. A broker that answered
+NO_PERMISSION gets no further attempt. A message whose future was cancelled is not sent any more.
 """
 
 import asyncio
@@ -36,6 +36,12 @@ from penstock.client.producer.send_codec import (
     SendResult,
     SendTarget,
 )
+from penstock.client.producer.send_failures import (
+    is_denied,
+    is_retryable,
+    outcomes,
+    send_failure,
+)
 from penstock.client.topic_routes import Route
 from penstock.clock import finish_within, pause
 from penstock.errors import (
@@ -52,7 +58,7 @@ from penstock.errors import (
 )
 from penstock.transport.peer import PeerConnection, PeerRequest
 from penstock.wire.bodies.client_bodies import ConsumerData, ProducerData
-from penstock.wire.codes import RETRYABLE_RESPONSES, TOPIC_AUTO_CREATE, ResponseCode
+from penstock.wire.codes import TOPIC_AUTO_CREATE, ResponseCode
 from penstock.wire.fields import FLAG_ONEWAY
 
 if TYPE_CHECKING:
@@ -218,18 +224,18 @@ class Sender(FastPath):
         timeout_ms: int | None = None,
     ) -> list[SendReceipt]:
         """Send messages in as few requests as possible; returns their receipts in order."""
-        outcomes = await self.send_each(
+        results = await self.send_each(
             messages,
             queue=queue,
             ordering_key=ordering_key,
             selector=selector,
             timeout_ms=timeout_ms,
         )
-        receipts = [outcome for outcome in outcomes if isinstance(outcome, SendReceipt)]
-        for outcome in outcomes:
-            if isinstance(outcome, PenstockError):
-                outcome.add_note(f"{len(receipts)} of {len(messages)} messages were acknowledged")
-                raise outcome
+        receipts = [result for result in results if isinstance(result, SendReceipt)]
+        for result in results:
+            if isinstance(result, PenstockError):
+                result.add_note(f"{len(receipts)} of {len(messages)} messages were acknowledged")
+                raise result
         return receipts
 
     async def send_each(
@@ -264,7 +270,7 @@ class Sender(FastPath):
                     future = asyncio.get_running_loop().create_future()
                     future.set_exception(error)
                 futures.append(future)
-            return await _outcomes(batches, futures, len(messages))
+            return await outcomes(batches, futures, len(messages))
         finally:
             for future in futures:  # after a failure: their results are no longer awaited
                 if not future.cancel() and not future.cancelled():
@@ -333,6 +339,9 @@ class Sender(FastPath):
         """Write the request, to another broker than the last one if the queue is not given."""
         try:
             target = pending.target or await self._next_target(pending, last_broker)
+            if is_denied(pending, target):
+                self._give_up(pending)
+                return
             count = len(pending.failures or ())
             if count and (target.broker_name == last_broker or count > self.options.retries):
                 await pause(self.clock, RETRY_MS * count)
@@ -365,9 +374,14 @@ class Sender(FastPath):
 
     async def _next_target(self, pending: PendingSend, last_broker: str | None) -> SendTarget:
         info = self.publish_infos.get(pending.topic) or await self._find_publish_info(pending)
-        if pending.select is None:
-            return info.next(self.faults, last_broker)
-        return pending.select(info)
+        if pending.select is not None:
+            return pending.select(info)
+        target = info.next(self.faults, last_broker)
+        for _ in range(info.count):
+            if not is_denied(pending, target):
+                break
+            target = info.next(self.faults, last_broker)
+        return target
 
     async def _find_publish_info(self, pending: PendingSend) -> TopicPublishInfo:
         """Query the route of a topic; one query at a time is shared by all its messages."""
@@ -442,7 +456,7 @@ class Sender(FastPath):
     def send_failed(self, pending: PendingSend, error: PenstockError) -> None:
         """Retry a failed attempt, or finish the send with the error."""
         self._report_failure(pending, error)
-        retryable = _is_retryable(error)
+        retryable = is_retryable(error)
         if self._retry(pending, error, retryable=retryable):
             return
         if retryable or pending.fallback is not None:
@@ -455,7 +469,7 @@ class Sender(FastPath):
         if pending.fallback is not None:
             self._finish(pending, pending.fallback)
         else:
-            self._finish(pending, _failure(pending, self.clock.monotonic_ms()))
+            self._finish(pending, send_failure(pending, self.clock.monotonic_ms()))
 
     def _retry(self, pending: PendingSend, error: PenstockError, *, retryable: bool) -> bool:
         pending.failures = [*(pending.failures or ()), error]
@@ -495,7 +509,7 @@ class Sender(FastPath):
     def _report_failure(self, pending: PendingSend, error: PenstockError) -> None:
         """Report a faulty broker, and refresh the route if it is unreachable."""
         target = pending.target
-        if target is None or not self.open or not _is_retryable(error):
+        if target is None or not self.open or not is_retryable(error):
             return
         latency_ms = self.clock.monotonic_ms() - pending.sent_ms
         unreachable = isinstance(error, PeerUnreachable | PeerLost)
@@ -537,36 +551,3 @@ class Sender(FastPath):
                 body_bytes=len(one.content),
                 trace_on=pending.trace_on,
             )
-
-
-async def _outcomes(
-    batches: Sequence[MessageBatch], futures: Sequence["asyncio.Future[SendResult]"], count: int
-) -> list[SendReceipt | PenstockError]:
-    """The receipt or error of each message, in the order of the caller's list."""
-    outcomes: dict[int, SendReceipt | PenstockError] = {}
-    for batch, future in zip(batches, futures, strict=True):
-        receipts: Sequence[SendReceipt | PenstockError]
-        try:
-            result = await future
-            receipts = result if isinstance(result, list) else [result]
-        except PenstockError as error:
-            receipts = [error] * len(batch.indexes)
-        outcomes.update(zip(batch.indexes, receipts, strict=True))
-    return [outcomes[index] for index in range(count)]
-
-
-def _is_retryable(error: PenstockError) -> bool:
-    return isinstance(error, PeerError) or error.answer_code in RETRYABLE_RESPONSES
-
-
-def _failure(pending: PendingSend, monotonic_ms: int) -> SendFailed:
-    attempts = tuple(pending.failures or ())
-    took_ms = monotonic_ms - pending.deadline_ms + pending.timeout_ms
-    causes = "; ".join(error.message for error in attempts)
-    count = "1 attempt" if len(attempts) == 1 else f"{len(attempts)} attempts"
-    failure = SendFailed(
-        f"no acknowledgement from topic {pending.topic} after {count} in {took_ms} ms: {causes}",
-        attempts=attempts,
-    )
-    failure.__cause__ = attempts[-1]
-    return failure

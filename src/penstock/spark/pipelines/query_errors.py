@@ -12,10 +12,9 @@ from typing import Final
 
 from penstock import errors
 from penstock.errors import BadSetting, PenstockError, PipelineFailed
-from penstock.spark.worker_entry import with_hints
 
 _PENSTOCK_ERROR: Final = re.compile(r"penstock\.errors\.(\w+): (.+)(?:\n *What to do: (.+))?")
-"""The last lines of a traceback; `worker_entry.with_hints` adds the hint."""
+"""The last lines of a traceback; the hint is the first note of the exception."""
 _CONDITION: Final = re.compile(r"\[([A-Z_]+(?:\.[A-Z_]+)*)\] (.+?)(?: SQLSTATE: .*)?$", re.M)
 _HINTS: Final = {
     "PATH_NOT_FOUND": "check the path and the permissions",
@@ -48,7 +47,7 @@ def translate_batch_errors() -> Iterator[None]:
     not report its failure.
     """
     try:
-        with with_hints(), translate_errors():
+        with translate_errors():
             yield
     except PenstockError as error:
         log.debug("a batch failed", exc_info=True)

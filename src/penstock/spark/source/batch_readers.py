@@ -30,7 +30,7 @@ from penstock.spark.source.queue_offsets import (
 )
 from penstock.spark.source.range_reader import ReadSettings, read_range
 from penstock.spark.source.source_options import SourceOptions
-from penstock.spark.worker_entry import in_worker, with_hints
+from penstock.spark.worker_entry import in_worker
 from penstock.spark.worker_logs import show_warnings
 
 if TYPE_CHECKING:
@@ -95,9 +95,8 @@ def read_ranges(
         timeout_ms=options.read_timeout_ms,
     )
     prepare_worker()
-    with with_hints():
-        for part in partition.value or ():
-            yield from rows.fit(read_range(options.connection, part, reading))
+    for part in partition.value or ():
+        yield from rows.fit(read_range(options.connection, part, reading))
 
 
 class TopicReader(DataSourceReader):
@@ -215,9 +214,8 @@ class LogReader(DataSourceReader):
 
         if partition.value is not None:  # None if there is no partition
             prepare_worker()
-            with with_hints():
-                for part in partition.value:
-                    yield from self._rows.fit(read_slice(part, self._scan))
+            for part in partition.value:
+                yield from self._rows.fit(read_slice(part, self._scan))
 
 
 def _log_topics(options: SourceOptions) -> tuple[frozenset[str] | None, str | None]:

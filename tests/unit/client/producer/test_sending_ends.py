@@ -207,7 +207,7 @@ def test_batch_over_the_limit_tells_how_many_were_acknowledged() -> None:
         cluster["broker-a"].answer(frame)
         with pytest.raises(TooMuchInFlight) as caught:
             await sending
-        assert caught.value.__notes__ == ["1 of 3 messages were acknowledged"]
+        assert caught.value.__notes__[-1] == "1 of 3 messages were acknowledged"
         assert sender.in_flight.count == 0
 
     run(body())
