@@ -407,6 +407,8 @@ def tag_hashes_of(expression: str) -> Sequence[int]:
     """Hash codes of the tags of an expression such as `a || b`; empty for all messages."""
     if expression.strip() in ("", "*"):
         return ()
+    if expression.count("||") >= get.TAG_HASHES_MAX:
+        return ()  # too many to filter here; clients check the tags too
     tags = [tag.strip() for tag in expression.split("||")]
     tag_hashes = {java_hash(tag) for tag in tags if tag}
     if not tag_hashes:

@@ -23,11 +23,17 @@ _ESCAPES = {ord(char): f"\\{letter}" for letter, char in _CONTROLS.items()} | {o
 _KEY_ESCAPES = _ESCAPES | {ord(char): f"\\{char}" for char in "=: #!"}
 _HEX = re.compile(r"[0-9a-fA-F]{4}")
 _SURROGATES = re.compile("[\ud800-\udfff]")
+BYTES_MAX = 64 * 1024
+"""Far longer than all settings; a longer text would block the event loop."""
 _PAIRS = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
 def parse_properties(data: bytes) -> dict[str, str]:
-    """Keys and values, in the order of their lines."""
+    """Keys and values, in the order of their lines; raises BodyError if the text is too long."""
+    if len(data) > BYTES_MAX:
+        raise BodyError.over(
+            "the text of properties is too long", figure=len(data), limit=BYTES_MAX
+        )
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -14,6 +14,7 @@ from penstock.config import BrokerConfig, Settings
 from penstock.errors import ReadFailed
 from penstock.rpc.answers import Answer, InThread, RegisterTopics, Reply, Suspend
 from penstock.rpc.command import Command
+from penstock.store.get import TAG_HASHES_MAX
 from penstock.wire.bodies.client_bodies import (
     SubscriptionData,
     SubscriptionGroupConfig,
@@ -271,8 +272,14 @@ def test_all_tags(expression: str) -> None:
     assert tag_hashes_of(expression) == ()
 
 
-def test_codes_of_an_expression() -> None:
+def test_hashes_of_an_expression() -> None:
     assert tag_hashes_of("TagA||TagB || TagA|| ") == [2598919, 2598920]
+
+
+def test_very_many_tags_are_left_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(tag_hashes_of("||".join(str(n) for n in range(TAG_HASHES_MAX)))) == TAG_HASHES_MAX
+    monkeypatch.setattr(pull, "java_hash", None)  # not even computed: a megabyte would take long
+    assert tag_hashes_of("||".join(str(n) for n in range(TAG_HASHES_MAX + 1))) == ()
 
 
 def test_a_matching_message_behind_many_others_is_found(env: BrokerFixture) -> None:

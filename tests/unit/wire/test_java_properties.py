@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import BodyError
-from penstock.wire.java_properties import format_properties, parse_properties
+from penstock.wire.java_properties import BYTES_MAX, format_properties, parse_properties
 
 LINES = [
     (b"brokerName=broker-a\n", {"brokerName": "broker-a"}),
@@ -68,3 +68,10 @@ def test_properties_round_trip(values: dict[str, str]) -> None:
 def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
     with contextlib.suppress(BodyError):
         parse_properties(data)
+
+
+def test_a_text_that_would_block_the_event_loop_is_refused() -> None:
+    text = b"a=" + b"x" * (BYTES_MAX - 2)
+    assert len(parse_properties(text)["a"]) == BYTES_MAX - 2
+    with pytest.raises(BodyError, match="the limit is 65536"):
+        parse_properties(text + b"x")
