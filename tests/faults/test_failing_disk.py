@@ -1,15 +1,20 @@
 """A disk that fails to sync or is full: writes stop with a reason, and resume if that is safe."""
 
+import errno
 import logging
+import os
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import DiskFull, WriteStopped
-from penstock.store.disk import Disk
+from penstock.errors import DiskFull, ReadFailed, StoreError, WriteStopped
+from penstock.rpc.persistence import Persistence
+from penstock.store.disk import Disk, disk_failure
 from penstock.store.put import PUT_OK, REFUSED
 from penstock.store.store import MessageStore
+from penstock.store.tables import TopicTable
 from penstock.testing import FaultyDisk
+from penstock.wire.bodies.client_bodies import TopicConfig
 from tests.store_kit import (
     START_MS,
     Message,
@@ -162,3 +167,113 @@ def test_a_batch_without_space_in_the_middle_is_refused_completely(tmp_path: Pat
     batch = [Message("t", 0, b"%d" % i, keys=(f"b{i}",)) for i in range(5)]
     refused_and_unchanged(store, model, batch)
     resumed(store, disk, model, batch)
+
+
+@pytest.mark.parametrize("sync_flush", [True, False])
+def test_a_checkpoint_without_space_does_not_stop_writes(
+    tmp_path: Path, sync_flush: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, disk, model = fresh(tmp_path / "s", sync_flush=sync_flush)
+    put_ok(store, model, [Message("t", 0, b"x")], START_MS)
+    disk.space_left = 0
+    for now_ms in (START_MS + 5_000, START_MS + 10_000):
+        store.tick(now_ms)
+        assert store.refusal is None
+        put_ok(store, model, [Message("t", 0, b"y")], now_ms)
+    assert "no space to write" in caplog.text
+    disk.space_left = None
+    store.tick(START_MS + 15_000)
+    assert (tmp_path / "s" / "checkpoint").exists()
+    store.close()
+    store = open_store(disk.root, small_config(sync_flush=sync_flush), FaultyDisk(disk.root))
+    assert store.report.clean
+    store.close()
+
+
+class FullDisk(FaultyDisk):
+    """A disk on which a write into allocated blocks needs space, as with copy-on-write."""
+
+    full = False
+
+    def write(self, fd: int, data: memoryview, at: int) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().write(fd, data, at)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_records_that_the_disk_had_no_space_for_are_written_when_there_is_space(
+    tmp_path: Path, batch: bool
+) -> None:
+    disk = FullDisk(tmp_path / "s")
+    store, model = open_store(disk.root, small_config(sync_flush=True), disk), Model()
+    put_ok(store, model, [Message("t", 0, b"first", keys=("k",))], START_MS)
+    flush(store)
+    durable = store.confirm_offset
+    disk.full = True
+    staged = [Message("t", 0, b"staged%d" % n) for n in range(3 if batch else 1)]
+    put_ok(store, model, staged, START_MS)
+    flush(store)
+    assert store.confirm_offset == durable, "what is not written was shown or acknowledged"
+    assert isinstance(store.refusal, DiskFull)
+    assert put(store, [Message("t", 0, b"refused")], START_MS) == REFUSED
+    disk.full = False
+    store.tick(START_MS + 1)
+    assert store.refusal is None
+    put_ok(store, model, [Message("t", 0, b"resumed", keys=("r",))], START_MS + 1)
+    flush(store)
+    assert store.confirm_offset == store.log.end
+    verify(store, model)
+    store.close()
+
+
+def test_a_roll_without_space_is_tried_again(tmp_path: Path) -> None:
+    disk = FullDisk(tmp_path / "s")
+    store, model = open_store(disk.root, small_config(sync_flush=True), disk), Model()
+    for _ in range(14):
+        put_ok(store, model, [Message("t", 0, BODY)], START_MS)
+    disk.full = True
+    assert put(store, [Message("t", 0, bytes(2000))], START_MS) == REFUSED
+    assert isinstance(store.refusal, DiskFull)
+    disk.full = False
+    store.tick(START_MS + 1)
+    put_ok(store, model, [Message("t", 0, bytes(2000))], START_MS + 1)
+    flush(store)
+    verify(store, model)
+    store.close()
+
+
+def test_a_failed_sync_outside_of_the_flusher_stops_writes_too(tmp_path: Path) -> None:
+    store, disk, model = fresh(tmp_path / "s", sync_flush=False)
+    put_ok(store, model, [Message("t", 0, b"x")], START_MS)
+    store.publish()
+    disk.failing = 1
+    with pytest.raises(OSError, match="Input/output error"):
+        store.sync_log(store.log.end)
+    store.publish()
+    assert isinstance(store.refusal, WriteStopped), "the kernel reports the loss only once"
+    abandon(store)
+
+
+def test_a_full_disk_refuses_changes_of_tables_with_a_clear_error(tmp_path: Path) -> None:
+    disk = FaultyDisk(tmp_path)
+    (tmp_path / "config").mkdir()
+    table, persistence = TopicTable(), Persistence(disk, tmp_path)
+    table.put(TopicConfig(topic_name="orders"), START_MS)
+    disk.space_left = 0
+    with pytest.raises(DiskFull, match=r"no space to save config/topics\.json: a change is in eff"):
+        persistence.save(table)()
+    assert table.dirty
+    disk.space_left = None
+    persistence.save(table)()
+    again = TopicTable()
+    assert again.load(persistence.file(TopicTable.FILE))
+    assert again.get("orders") == table.get("orders")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EIO, ReadFailed)]
+)
+def test_a_disk_error_is_not_called_a_bug(code: int, kind: type[StoreError]) -> None:
+    assert type(disk_failure(OSError(code, os.strerror(code), "file"))) is kind
+    assert disk_failure(OSError(errno.EBADF, "closed")) is None

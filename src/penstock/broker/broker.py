@@ -5,6 +5,7 @@ It has no sockets and no clock.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
 from typing import Protocol
@@ -49,6 +50,7 @@ from penstock.broker.stats import Stats
 from penstock.broker.topics import Topics
 from penstock.broker.transaction.transactions import Transactions
 from penstock.config import BrokerConfig, LiveSettings, Settings
+from penstock.errors import StoreError
 from penstock.rpc.answers import Answer, EffectQueue, PersistentTable, PersistSoon, RegisterSoon
 from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.command import Command
@@ -66,6 +68,8 @@ from penstock.wire.bodies.table_bodies import TopicConfigAndMappingSerializeWrap
 from penstock.wire.codes import PERM_READ_WRITE
 from penstock.wire.message import encode_host, encode_properties
 from penstock.wire.message_ids import UniqueIds
+
+log = logging.getLogger(__name__)
 
 STORE_TICK_MS = 1_000
 
@@ -255,7 +259,10 @@ class Broker:
             service.finish(self._store_ms)
         for table in self._tables():
             if table.dirty:
-                context.persistence.save(table)()
+                try:
+                    context.persistence.save(table)()
+                except StoreError as error:  # the others and the store still have to be saved
+                    log.error("a change is lost: %s", error)
         context.store.close()
 
     def _tables(self) -> tuple[PersistentTable, ...]:

@@ -5,8 +5,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.errors import DiskFull, NotWriteable
 from penstock.rpc.answers import PersistentTable
-from penstock.store.disk import Disk
+from penstock.store.disk import Disk, is_full
 from penstock.store.tables import ConfigFile
 
 
@@ -47,18 +48,31 @@ class Persistence:
         def work() -> None:
             with self._lock:
                 if self._written.get(name, 0) < number:
-                    if private:
-                        _make_private(self._root / f"{name}.tmp")
                     try:
+                        if private:
+                            _make_private(self._root / f"{name}.tmp")
                         if first is not None:
                             first()
                         self.file(name).persist(data)
+                    except OSError as error:
+                        table.dirty = True
+                        raise _unsaved(name, error) from error
                     except BaseException:
                         table.dirty = True  # so that it is written again
                         raise
                     self._written[name] = number
 
         return work
+
+
+def _unsaved(name: str, error: OSError) -> NotWriteable:
+    later = "a change is in effect and is saved as soon as that is possible"
+    if is_full(error):
+        return DiskFull(f"no space to save {name}: {later}")
+    return NotWriteable(
+        f"can't save {name} ({error.strerror}): {later}",
+        hint="check the disk and the system's kernel log",
+    )
 
 
 def _make_private(path: Path) -> None:

@@ -31,6 +31,7 @@ from penstock.rpc.router import refusal
 from penstock.server.client_calls import ClientCalls
 from penstock.server.pending_response import PendingResponse, ResponseConnection
 from penstock.server.table_writes import TableWrites
+from penstock.store.disk import disk_failure
 from penstock.wire.codes import ResponseCode
 from penstock.wire.output import response
 
@@ -143,9 +144,14 @@ class AnswerExecutor:
             self.refusals[name] = self.refusals.get(name, 0) + 1
             answer = refusal(error)
         except Exception as error:
-            log.exception("a handler failed")
-            remark = f"a bug in Penstock: {type(error).__name__}: {error}"
-            answer = Reply(ResponseCode.SYSTEM_ERROR, remark=remark)
+            failure = disk_failure(error) if isinstance(error, OSError) else None
+            if failure is not None:
+                log.error("a request failed: %s", failure)
+                answer = refusal(failure)
+            else:
+                log.exception("a handler failed")
+                remark = f"a bug in Penstock: {type(error).__name__}: {error}"
+                answer = Reply(ResponseCode.SYSTEM_ERROR, remark=remark)
         self.execute(pending, answer)
 
     def _resume(self, pending: PendingResponse, handler: Callable[[], Answer]) -> None:

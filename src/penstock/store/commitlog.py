@@ -76,14 +76,13 @@ class CommitLog:
     def append(self, record: Record, queue_offset: int, store_ms: int) -> int:
         """Write a prepared record; returns its offset, or NO_ROOM."""
         offset = self.end
-        if offset + record.size + layout.BLANK_BYTES > self._segment_end:
+        if (
+            offset + record.size + layout.BLANK_BYTES > self._segment_end
+            or offset + record.size - self._target_start > self._target_size
+        ):
             if self.make_room(record.size) < 0:
                 return NO_ROOM
             offset = self.end
-        if offset + record.size - self._target_start > self._target_size:
-            self.write_staged()
-            if record.size > self._target_size:
-                self._resize_staging(record.size)
         record.put(self._target, offset - self._target_start, queue_offset, offset, store_ms)
         self.end = offset + record.size
         if self.by_mapping:
@@ -95,17 +94,23 @@ class CommitLog:
     def make_room(self, size: int) -> int:
         """Roll if `size` bytes (a record, or a whole batch) do not fit into the current segment.
 
+        They also fit into the staging buffer then, so that no record of a batch waits for a write.
         Returns 0, or NO_ROOM.
         """
-        if self.end + size + layout.BLANK_BYTES <= self._segment_end:
-            return 0
-        assert size + layout.BLANK_BYTES <= self.segments.segment_bytes, (
-            "the put path refuses what never fits"
-        )
-        return self._roll()
+        if self.end + size + layout.BLANK_BYTES > self._segment_end:
+            assert size + layout.BLANK_BYTES <= self.segments.segment_bytes, (
+                "the put path refuses what never fits"
+            )
+            if self._roll() < 0:
+                return NO_ROOM
+        if self.end + size - self._target_start > self._target_size:
+            self.write_staged()
+            if size > self._target_size:
+                self._resize_staging(size)
+        return 0
 
     def write_staged(self) -> None:
-        """Write the staged bytes to the page cache."""
+        """Write the staged bytes to the page cache; after an error they are still staged."""
         if self.by_mapping:
             return
         length = self.end - self._target_start
@@ -136,12 +141,17 @@ class CommitLog:
         except OSError as error:
             self.refusal = NotWriteable(f"the next log segment can't be made: {error}")
             return NO_ROOM
-        self.write_staged()
         rest = self._segment_end - self.end
         blank = bytearray(layout.BLANK_BYTES)
         octets.put_i32(blank, layout.SIZE_AT, rest)
         octets.put_i32(blank, layout.MAGIC_AT, layout.MAGIC_BLANK)
-        self.disk.write(old.fd, memoryview(blank), self.end - old.start)
+        try:
+            self.write_staged()
+            self.disk.write(old.fd, memoryview(blank), self.end - old.start)
+        except OSError:
+            self._next = Future()  # for the next attempt
+            self._next.set_result(following)
+            raise
         self.end = self.written = old.start + old.size
         self.segments.push(following)
         self.rolls += 1

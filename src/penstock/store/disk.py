@@ -14,13 +14,28 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from penstock.errors import DiskFull, ReadFailed
+from penstock.errors import DiskFull, ReadFailed, StoreError
 
 POOL_THREADS = 4
 """Cold reads of several consumers, a preallocation and an unlink may wait at the same time."""
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FAILURES = (errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE)
+
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 T = TypeVar("T")
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a file system or a quota is full."""
+    return error.errno in _FULL
+
+
+def disk_failure(error: OSError) -> StoreError | None:
+    """The error to report for a failed access to a file; None if the disk is not to blame."""
+    if is_full(error):
+        return DiskFull(f"no space for {error.filename}" if error.filename else "the disk is full")
+    return ReadFailed(f"the disk failed: {error}") if error.errno in _FAILURES else None
 
 
 class Space(NamedTuple):
@@ -96,7 +111,7 @@ class Disk:
         try:
             os.posix_fallocate(fd, at, length)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if is_full(error):
                 raise DiskFull(f"no space for {length} bytes of {path}") from error
             raise
 

@@ -21,6 +21,14 @@ _FLUSHED = native.FLUSHED
 _ERRNO = native.ERRNO
 
 
+def _duplicate(fd: int) -> int:
+    """A copy of a descriptor, or -1 if the process has too many."""
+    try:
+        return os.dup(fd)
+    except OSError:
+        return -1
+
+
 class Flusher:
     """Syncs the current segment of one log, and those that it has just rolled from."""
 
@@ -75,15 +83,23 @@ class Flusher:
         state = self.state
         tail = native.load(state, native.ROLLED_TAIL)
         try:
+            copy = old_fd
             if tail - native.load(state, native.ROLLED_HEAD) >= native.ROLLED_PLACES:
+                copy = -1
+            elif self.disk.threads:
+                copy = _duplicate(old_fd)
+            if copy < 0:
                 self.disk.sync(old_fd)
             else:
-                copy = os.dup(old_fd) if self.disk.threads else old_fd
                 native.store(state, native.ROLLED + tail % native.ROLLED_PLACES, copy)
                 native.store(state, native.ROLLED_TAIL, tail + 1)
         except OSError as error:
-            native.store(state, native.ERRNO, error.errno or errno.EIO)
+            self.fail(error)
         native.store(state, native.CURRENT, new_fd)
+
+    def fail(self, error: OSError) -> None:
+        """A sync of the log has failed elsewhere: the kernel reports that only once."""
+        native.store(self.state, native.ERRNO, error.errno or errno.EIO)
 
     def demand(self) -> None:
         """Sync everything now, whatever the interval says."""

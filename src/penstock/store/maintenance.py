@@ -16,7 +16,7 @@ from penstock.store import retention
 from penstock.store.consumequeue.consumequeue import ConsumeQueue, sync_all
 from penstock.store.consumequeue.mapped_queues import MappedQueues
 from penstock.store.directory import StorePaths
-from penstock.store.disk import Disk
+from penstock.store.disk import Disk, is_full
 from penstock.store.put import StoreWriter
 from penstock.store.recovery.checkpoint import Checkpoint, write_checkpoint
 from penstock.store.segment import Segment
@@ -182,7 +182,13 @@ class Maintenance:
                 log_ms = self._store_times.pop(0)[1]
             durable = min(flushed, writer.confirm_offset)
             self.checkpoint = Checkpoint(log_ms, store_ms, index_ms, 0, durable)
-            write_checkpoint(self.disk, self.paths, self.checkpoint)
+            try:
+                write_checkpoint(self.disk, self.paths, self.checkpoint)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                # The older one stays valid: a recovery reads more of the log.
+                log.warning("no space to write %s: trying again", self.paths.checkpoint)
 
         return work
 

@@ -65,7 +65,7 @@ cdef class StoreWriter:
     cdef long long _measure(self, Record record) except -2
     @cython.locals(transaction=int, queued=bint, queue_offset="long long", offset="long long")
     cdef int _append(self, Record record, ConsumeQueue queue) except -1
-    cdef int _stop(self, object error) except -1
+    cdef int _write_failed(self, object error) except -1
     cdef int _fail(self, object error) except -1
     cdef int _refuse(self) except -1
     cdef int _refused(self, object fault) except -1

@@ -11,6 +11,7 @@ from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.consumequeue.queue_files import last_real
 from penstock.store.consumequeue.queue_table import QueueTable
+from penstock.store.disk import is_full
 from penstock.store.flusher import Flusher
 from penstock.store.index import Index, IndexFile
 from penstock.store.recovery_report import ReplayDamage, Report
@@ -166,7 +167,7 @@ class StoreWriter:
             if self.log.make_room(total) < 0:
                 return self._refuse()
         except OSError as error:
-            return self._stop(error)
+            return self._write_failed(error)
         if self._batch_messages > len(self.batch_offsets):
             self.batch_offsets = memoryview(array("q", bytes(8 * self._batch_messages)))
         self._batch.start(body_at, body_length)
@@ -195,7 +196,7 @@ class StoreWriter:
             try:
                 log.write_staged()
             except OSError as error:
-                self._stop(error)
+                self._write_failed(error)
         if log.written != self._flusher_told:
             self._flusher_told = log.written
             self.flusher.want(log.written)
@@ -262,7 +263,7 @@ class StoreWriter:
         try:
             offset = self.log.append(record, queue_offset, self.store_ms)
         except OSError as error:
-            return self._stop(error)
+            return self._write_failed(error)
         if offset < 0:
             return self._refuse()
         self.last_offset = offset
@@ -293,8 +294,14 @@ class StoreWriter:
         queue.put_bytes += record.size
         return _PUT_OK
 
-    def _stop(self, error: OSError) -> int:
-        """Records can't be written to the page cache: no acknowledgement is safe any more."""
+    def _write_failed(self, error: OSError) -> int:
+        """Records can't be written to the page cache.
+
+        On a full disk they stay staged until there is space: none has been acknowledged. After
+        any other error no acknowledgement is safe any more.
+        """
+        if is_full(error):
+            return self._fail(DiskFull(f"no space to write {self.log.segments.folder}"))
         self.refusal = WriteStopped(f"writing {self.log.segments.folder} failed: {error}")
         return self._refused(self.refusal)
 

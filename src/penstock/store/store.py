@@ -321,7 +321,11 @@ class MessageStore:
         begin = self.flusher.flushed()
         for segment in list(self.log.segments.items):
             if segment.start + segment.size > begin and segment.start < end:
-                self.disk.sync(segment.fd)
+                try:
+                    self.disk.sync(segment.fd)
+                except OSError as error:
+                    self.flusher.fail(error)
+                    raise
 
     @property
     def confirm_offset(self) -> int:

@@ -132,6 +132,22 @@ def test_the_thread_syncs_rolled_files_and_closes_its_copies(make: Make, files: 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_rolled_file_is_synced_at_once_if_there_are_no_descriptors(
+    make: Make, files: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dup(fd: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    flusher = make()
+    flusher.start(files[0], 0)
+    monkeypatch.setattr(os, "dup", dup)
+    flusher.roll(files[0], files[1])
+    monkeypatch.undo()
+    flusher.want(10)
+    assert flusher.wait(10, WAIT_SECONDS)
+    assert not flusher.failed()
+
+
 def test_rolled_files_beyond_the_limit_are_synced_at_once(make: Make, files: list[int]) -> None:
     disk = WatchedDisk()
     flusher = make(disk)
@@ -161,14 +177,17 @@ def test_a_failed_roll_does_not_advance_the_flushed_offset(
     def refuse(fd: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    flusher = make()
+    class NoSync(Disk):
+        def sync(self, fd: int) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    flusher = make(NoSync())
     flusher.start(files[0], 0)
     monkeypatch.setattr(os, "dup", refuse)
-    with contextlib.suppress(OSError):
-        flusher.roll(files[0], files[1])
+    flusher.roll(files[0], files[1])
     flusher.want(900)
     flusher.stop()
-    assert flusher.failed() == errno.EMFILE
+    assert flusher.failed() == errno.EIO
     assert flusher.flushed() == 0  # the checkpoint relies on this offset
 
 
