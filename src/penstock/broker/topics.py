@@ -290,6 +290,7 @@ class Topics:
             self._settings.current.broker.auto_create_topics
         )
         if template_config is not None and allowed and template_config.perm & PERM_INHERIT:
+            self.check_count()
             queues = max(min(template_queues, template_config.write_queue_nums), 0)
             config = TopicConfig(
                 topic_name=topic,
@@ -304,6 +305,21 @@ class Topics:
         if topic.startswith(RETRY_TOPIC_PREFIX):
             return self.ensure(topic, 1, PERM_READ_WRITE, now_ms)
         raise TopicNotExist(f"the topic {topic} does not exist here and is not created by sending")
+
+    def check_count(self, created: int = 1) -> None:
+        """Refuse to create topics beyond `topics_max`. Topics that the broker itself needs, such as
+        those of retries and dead letters, are not refused: messages would be lost."""
+        limit = self._settings.current.broker.topics_max
+        count = len(self.table.topics) + created
+        if count > limit:
+            raise InvalidParameter.over(
+                "too many topics",
+                figure=count,
+                limit=limit,
+                unit="topics",
+                setting="topics_max",
+                hint="delete topics that are not used, or raise the setting",
+            )
 
     def _queue_for_send(self, config: TopicConfig, queue_id: int) -> ConsumeQueue:
         topic = config.topic_name

@@ -78,6 +78,13 @@ class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
         bool, Doc("Create a consumer group when a client uses one that does not exist.",
                   "autoCreateSubscriptionGroup", live=True)
     ] = True  # fmt: skip
+    topics_max: Annotated[
+        int, Doc("The maximum number of topics that sends and tools may create. Retry topics "
+                 "and dead letter topics count, but are always created.", live=True, least=1)
+    ] = 50_000  # fmt: skip
+    groups_max: Annotated[
+        int, Doc("The maximum number of consumer groups. More are not created.", live=True, least=1)
+    ] = 50_000  # fmt: skip
     default_topic_queues: Annotated[
         int, Doc("The maximum number of queues of an automatically created topic.",
                  "defaultTopicQueueNums", live=True, least=1, most=65_536)

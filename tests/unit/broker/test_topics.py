@@ -102,6 +102,19 @@ def test_a_template_without_inherit_permission_creates_nothing(
     assert kit.effects.take() == []
 
 
+def test_the_number_of_topics_is_limited(kit: TopicKit) -> None:
+    kit.set(topics_max=len(kit.topics.table.topics) + 1)
+    admit(kit, "Orders")
+    with pytest.raises(InvalidParameter, match=r"too many topics: .*\(topics_max\)"):
+        admit(kit, "Others")
+    assert kit.topics.get("Others") is None
+    admit(kit, "Orders", 1)
+    admit(kit, "%RETRY%coupons", template="")  # what the broker needs is created nevertheless
+    kit.topics.delete("Orders", NOW_MS)
+    kit.set(topics_max=len(kit.topics.table.topics) + 1)
+    admit(kit, "Others")
+
+
 def test_without_auto_creation_a_send_creates_only_retry_topics(kit: TopicKit) -> None:
     kit.set(auto_create_topics=False)
     with pytest.raises(TopicNotExist):

@@ -138,6 +138,9 @@ class TopicHandlers:
         registered = RegisterTopics(Reply, now_ms + REGISTER_MS, names)
         if not changed:  # the registration of an earlier change may be pending
             return registered
+        created = sum(topics.get(config.topic_name) is None for config in changed)
+        if created:
+            topics.check_count(created)
         return in_steps(
             changed,
             lambda config: topics.put(config, now_ms),

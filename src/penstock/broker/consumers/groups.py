@@ -3,7 +3,7 @@
 import logging
 
 from penstock.config import LiveSettings
-from penstock.errors import GroupNotExist
+from penstock.errors import GroupNotExist, InvalidParameter
 from penstock.rpc.answers import EffectQueue, PersistSoon
 from penstock.store.tables import FORBID_READ, SubscriptionGroupTable
 from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
@@ -62,8 +62,13 @@ class Groups:
         self._effects.put(PersistSoon(self.table))
 
     def put(self, config: SubscriptionGroupConfig, now_ms: int) -> None:
-        """Create or change a group; saved soon."""
+        """Create or change a group; saved soon.
+
+        Raises InvalidParameter if there are `groups_max` groups already.
+        """
         before = self.table.get(config.group_name)
+        if before is None and not config.group_name.startswith(SYSTEM_GROUP_PREFIX):
+            self._check_count()
         self.table.put(config, now_ms)
         log.info(
             "%s group %s (consume %s, broadcast %s, retries %d, retry queues %d)",
@@ -75,6 +80,18 @@ class Groups:
             config.retry_queue_nums,
         )
         self._effects.put(PersistSoon(self.table))
+
+    def _check_count(self) -> None:
+        limit = self._settings.current.broker.groups_max
+        if len(self.table.groups) >= limit:
+            raise InvalidParameter.over(
+                "too many groups",
+                figure=len(self.table.groups) + 1,
+                limit=limit,
+                unit="groups",
+                setting="groups_max",
+                hint="delete groups that are not used, or raise the setting",
+            )
 
     def delete(self, group: str, now_ms: int) -> None:
         """Delete a group; saved soon."""

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.broker.admin.large_requests import STEP_ITEMS
 from penstock.broker.long_polling import SuspendedRequest
-from penstock.errors import BodyError
+from penstock.errors import BodyError, InvalidParameter
 from penstock.rpc.answers import InThread, PersistSoon, RegisterSoon, RegisterTopics, Reply, Suspend
 from penstock.rpc.command import Command
 from penstock.store.tables import ConsumerOffsetTable, TopicTable
@@ -165,6 +165,15 @@ def test_attributes_are_set_changed_and_removed(kit: TopicKit) -> None:
         reply = kit.create("Orders", attributes=change)
         assert reply.code == INVALID
         assert "can't be changed" in (reply.remark or "")
+
+
+def test_tools_do_not_create_more_topics_than_the_limit(kit: TopicKit) -> None:
+    kit.set(topics_max=len(kit.topics.table.topics) + 1)
+    assert kit.create("Orders") == Reply()
+    with pytest.raises(InvalidParameter, match="topics_max"):
+        kit.create("Others")
+    assert kit.topics.get("Others") is None
+    assert kit.create("Orders", readQueueNums=9) == Reply()  # a change creates nothing
 
 
 def test_a_list_is_created_completely_or_not_at_all(kit: TopicKit) -> None:

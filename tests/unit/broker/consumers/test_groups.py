@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import GroupNotExist
+from penstock.errors import GroupNotExist, InvalidParameter
 from penstock.rpc.answers import PersistSoon
 from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
 from tests.unit.broker.topic_kit import TopicKit, topic_kit
@@ -29,6 +29,15 @@ def test_built_in_groups_are_those_of_apache(kit: TopicKit) -> None:
         "SELF_TEST_C_GROUP",
         "TOOLS_CONSUMER",
     ]
+
+
+def test_the_number_of_groups_is_limited(kit: TopicKit) -> None:
+    kit.set(groups_max=len(kit.groups.table.groups) + 1)
+    kit.groups.find("coupons", NOW_MS)
+    with pytest.raises(InvalidParameter, match=r"too many groups: .*\(groups_max\)"):
+        kit.groups.find("others", NOW_MS)
+    assert kit.groups.get("others") is None
+    kit.groups.put(SubscriptionGroupConfig(group_name="coupons", retry_max_times=3), NOW_MS)
 
 
 def test_a_group_is_created_on_first_use(kit: TopicKit) -> None:
