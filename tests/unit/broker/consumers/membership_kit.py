@@ -12,7 +12,7 @@ from penstock.broker.consumers.groups import Groups
 from penstock.broker.consumers.queue_locks import QueueLocks
 from penstock.broker.topics import Topics
 from penstock.config import LiveSettings, Settings
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, StoreError
 from penstock.rpc.answers import (
     EffectQueue,
     InThread,
@@ -83,7 +83,7 @@ def save(persistence: Persistence, table: PersistentTable) -> bool:
     if table.dirty:
         try:
             persistence.save(table)()
-        except OSError:
+        except StoreError:
             return False
     return True
 
