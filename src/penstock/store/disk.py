@@ -216,6 +216,13 @@ class Disk:
     def size(self, path: Path) -> int:
         return path.stat().st_size
 
+    def stat(self, path: str) -> os.stat_result | None:
+        """Length, blocks and times of a file, or None if it does not exist."""
+        try:
+            return os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
     def system_id(self, path: Path) -> str:
         """Identifies the running operating system and a directory; empty if that is unknown.
 

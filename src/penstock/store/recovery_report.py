@@ -46,7 +46,7 @@ class LostRange(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct):
     """What recovery found and did.
 
-    `damage` and `lost` name at most NAMED_MAX items each; the numbers count all.
+    `damage`, `lost` and `rebuilt` name at most NAMED_MAX items each; the numbers count all.
     """
 
     clean: bool = True
@@ -66,6 +66,15 @@ class Report(msgspec.Struct):
     lost_messages: int = 0
     saved_files: list[str] = msgspec.field(default_factory=list)
     saved_bytes: int = 0
+    rebuilt: list[str] = msgspec.field(default_factory=list)
+    rebuilt_files: int = 0
+    deleted_topics: list[str] = msgspec.field(default_factory=list)
+
+    def add_rebuilt(self, name: str) -> None:
+        """A queue or index file was missing or damaged after a clean shutdown."""
+        self.rebuilt_files += 1
+        if len(self.rebuilt) < NAMED_MAX:
+            self.rebuilt.append(name)
 
     def warnings(self) -> list[str]:
         """What the operator should know."""
@@ -77,6 +86,19 @@ class Report(msgspec.Struct):
             f"index/{name} is not a valid index file and is ignored"
             for name in self.invalid_index_files
         ]
+        texts += [
+            f"consumequeue/{topic} is missing and the topic does not exist: another program has "
+            "deleted it"
+            for topic in self.deleted_topics[:NAMED_MAX]
+        ]
+        if self.rebuilt_files:
+            names = ", ".join(self.rebuilt)
+            names += ", …" if self.rebuilt_files > len(self.rebuilt) else ""
+            texts.append(
+                f"{self.rebuilt_files} queues or index files are missing or damaged since the "
+                f"store was closed ({names}): they were rebuilt from the log, which was read from "
+                f"offset {self.replayed_from} on"
+            )
         texts += [str(item) for item in (*self.damage, *self.lost)]
         if self.damaged_ranges > len(self.damage):
             texts.append(

@@ -36,7 +36,9 @@ from penstock.store.lookup import Lookup
 from penstock.store.maintenance import Maintenance, PinSource
 from penstock.store.put import NO_QUEUE, StoreWriter
 from penstock.store.recovery.checkpoint import Checkpoint, write_checkpoint
-from penstock.store.recovery.recovery import Progress, Recovery, Snapshot
+from penstock.store.recovery.opened_files import Progress
+from penstock.store.recovery.recovery import Recovery
+from penstock.store.recovery.snapshot import Snapshot, index_rows
 from penstock.store.recovery_report import Report
 from penstock.wire.output import Output
 from penstock.wire.record import Record
@@ -215,6 +217,7 @@ class MessageStore:
                 (q.file_starts[0] if q.file_starts else 0, len(q.file_starts))
                 for q in self.queues.rows
             ],
+            index=index_rows(self.index),
         )
 
     # --- putting

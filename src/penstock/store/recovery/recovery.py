@@ -22,145 +22,44 @@ If queues contradict the log (damaged or missing files), the whole log is walked
 Records of topics that were deleted since (`consumequeue.queue_removal`) get no entries.
 """
 
-import os
-import zlib
-from collections.abc import Callable
-from pathlib import Path
-
-import msgspec
-
-from penstock.config import StoreConfig, delays_ms
-from penstock.errors import StoreDamaged, StoreRefused
+from penstock.config import StoreConfig
 from penstock.store.consumequeue import queue_files
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
-from penstock.store.consumequeue.mapped_queues import MappedQueues, mapped_max
-from penstock.store.consumequeue.queue_removal import QueueRemoval
-from penstock.store.consumequeue.queue_table import QueueTable
 from penstock.store.directory import StorePaths, mark_open, opened_here
 from penstock.store.disk import Disk
-from penstock.store.index import Index
 from penstock.store.put import StoreWriter
 from penstock.store.recovery.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from penstock.store.recovery.damage import DAMAGED, DamageJudge, LostMessage, part_of
 from penstock.store.recovery.log_replay import Replay
 from penstock.store.recovery.log_tail import save_tail
+from penstock.store.recovery.opened_files import OpenedFiles, Progress, is_queue_name
+from penstock.store.recovery.snapshot import (
+    FileCheck,
+    QueueRow,
+    Snapshot,
+    deleted_topics,
+    find_bad_index_file,
+    read_snapshot,
+    was_written,
+)
 from penstock.store.recovery_report import DamagedRange, ReplayDamage, Report
-from penstock.store.segment import NAME_DIGITS, Segment, SegmentList, is_number, segment_name
-from penstock.wire.codes import TOPIC_SCHEDULE
-from penstock.wire.layout import ENTRY_BYTES
 from penstock.wire.record import NOTHING, RECORD, StoredRecord
 
 STEP_BYTES = 64 * 1024 * 1024
 """How much of the log is walked between two reports of progress."""
-QUEUE_ID_MAX = 1 << 20
-SCHEDULE_TOPIC = TOPIC_SCHEDULE.encode()
-
-Progress = Callable[[str, int, int], None]
-"""Called with the phase, how much of it is done and how much there is."""
 
 
-class Snapshot(msgspec.Struct):
-    """The state at a clean shutdown, in `penstock.snapshot`."""
-
-    log_begin: int
-    log_end: int
-    last_offset: int
-    store_ms: int
-    queues: list[tuple[str, int, int, int]]  # topic, queue id, min, max
-    files: list[tuple[int, int]]  # of each queue: first entry of the first file, number of files
-    check: int = 0  # CRC of the other fields
-
-    def sealed(self) -> "Snapshot":
-        return msgspec.structs.replace(self, check=self._crc())
-
-    def is_whole(self) -> bool:
-        return self.check == self._crc() and len(self.files) == len(self.queues)
-
-    def _crc(self) -> int:
-        return zlib.crc32(msgspec.json.encode(msgspec.structs.replace(self, check=0)))
-
-
-class Recovery:
+class Recovery(OpenedFiles):
     """Opens the files of one store and makes them consistent."""
 
     def __init__(
         self, disk: Disk, paths: StorePaths, config: StoreConfig, progress: Progress | None
     ) -> None:
-        self.disk = disk
-        self.paths = paths
-        self.config = config
-        self.segments = SegmentList(disk, paths.log, config.segment_bytes)
-        self.queues = QueueTable()
-        self.mapped_queues = MappedQueues(mapped_max(disk, config))
-        self.index = Index(disk, paths.index, config.index_slots, config.index_entries)
-        self.checkpoint = Checkpoint()
-        self.removal = QueueRemoval(disk, paths)
-        self.report = Report()
+        super().__init__(disk, paths, config, progress)
         # Nothing below this log offset can be torn; `damage` says why.
         self._durable_to = 0
-        self._delays_ms = delays_ms(config.delay_levels)
-        self._progress = progress or (lambda what, done, of: None)
-
-    def load_log(self, *, sizes_known: bool) -> None:
-        """Map the log's segments; short ones are extended if the segment size is known."""
-        names = [
-            n for n in self.disk.names(self.paths.log) if is_number(n) and len(n) == NAME_DIGITS
-        ]
-        size = self.config.segment_bytes
-        for place, name in enumerate(names):
-            path = self.paths.log / name
-            start = int(name)
-            length = self.disk.size(path)
-            if place and start != self.segments.first + place * size:
-                if (start - self.segments.first) % size == 0:
-                    missing = segment_name(self.segments.first + place * size)
-                    raise StoreDamaged(f"segment {missing} is missing in {self.paths.log}")
-                raise self._other_size(path, start - self.segments.first)
-            if length == 0 and place == len(names) - 1 and place > 0:
-                self.disk.unlink(path)
-                break
-            if length != size and (length > size or not sizes_known):
-                raise self._other_size(path, length)
-            if length < size and place < len(names) - 1:
-                self.report.short_files.append(name)
-            self.segments.push(Segment(self.disk, path, start, size, self.disk.create(path, size)))
-
-    def _other_size(self, path: Path, length: int) -> StoreRefused:
-        return StoreRefused(
-            f"{path} belongs to segments of {length} bytes, the setting segment_bytes is "
-            f"{self.config.segment_bytes}",
-            hint="set segment_bytes (mappedFileSizeCommitLog) to the size of the store's files",
-        )
-
-    def load_queues(self) -> None:
-        """Find all queues; their positions are set later."""
-        for topic in self.disk.names(self.paths.queues):
-            for queue_id in self.disk.names(self.paths.queues / topic):
-                if is_number(queue_id):
-                    queue = self.add_queue(os.fsencode(topic), int(queue_id))
-                    if queue is not None:
-                        queue.load()
-
-    def add_queue(self, topic: bytes, queue_id: int) -> ConsumeQueue | None:
-        """The queue of this name, made if it is new; None for a name that no queue can have."""
-        queue = self.queues.get(topic, queue_id)
-        if queue is None and is_queue_name(topic) and 0 <= queue_id < QUEUE_ID_MAX:
-            folder = self.paths.queues / topic.decode() / str(queue_id)
-            queue = ConsumeQueue(
-                self.disk,
-                folder,
-                topic,
-                queue_id,
-                self.config.queue_file_entries,
-                self.mapped_queues,
-                delay_ms=self._delay_ms(queue_id) if topic == SCHEDULE_TOPIC else -1,
-            )
-            self.queues.add(queue)
-        return queue
-
-    def _delay_ms(self, queue_id: int) -> int:
-        """The delay of a level's queue; levels that the table had once get its longest."""
-        return self._delays_ms[min(queue_id, len(self._delays_ms) - 1)]
+        # Topics that another program deleted since the clean shutdown.
+        self._deleted: set[str] = set()
 
     def run(self, writer: StoreWriter, *, crashed: bool, ours: bool) -> Report:
         """Make log, queues and index consistent. `ours`: Penstock wrote the checkpoint."""
@@ -168,14 +67,18 @@ class Recovery:
         self.checkpoint = read_checkpoint(self.disk, self.paths)
         whole = not crashed or opened_here(self.disk, self.paths)
         self._durable_to = self._beyond() if whole else self._confirmed()
-        self.report.invalid_index_files = (
-            self.index.load(extend=ours) if self.config.index_enabled else []
-        )
+        short_index = self.load_index(extend=ours)
         if not ours:
-            self._refuse_other_sizes()
-        if not crashed and self._resume():
-            self._finish_removal()
-            return self.report
+            self.refuse_other_sizes()
+        snapshot = self._read_snapshot()
+        rebuild_from = None
+        if snapshot is not None and not crashed:
+            rebuild_from = self._resume(snapshot, short_index=short_index)
+            if rebuild_from is None:
+                self._finish_removal()
+                return self.report
+        if rebuild_from is not None:
+            self._begin_rebuild()
         # Files are written from here on: a crash meanwhile must not look like a clean shutdown.
         if not crashed:  # else it says which system opened the store; the next recovery needs that
             mark_open(self.disk, self.paths)
@@ -183,14 +86,19 @@ class Recovery:
         for queue in self.queues.rows:
             if self.removal.end_of(queue.topic) > 0:
                 queue_files.drop_files_of(queue, self.removal.end_of(queue.topic))
-        begin = self._start_after_crash(ours=ours) if crashed else self._dispatched_end()
-        if begin is None or (crashed and not self._truncate_queues(writer, begin)):
+        begin = rebuild_from
+        if begin is None:
+            begin = self._start_after_crash(ours=ours) if crashed else self._dispatched_end()
+        cut = crashed or rebuild_from is not None
+        if begin is None or (cut and not self._truncate_queues(writer, begin)):
             end = self._replay_all(writer)
         else:
             end = self._replay(writer, begin)
             if writer.gaps and begin > self.segments.first:
                 end = self._replay_all(writer)
         self._truncate_log(end)
+        if snapshot is not None:
+            self._restore_ends(writer, snapshot)
         for queue in self.queues.rows:
             queue.hot_from = queue.max_offset
             queue.correct_min(self.segments.first)
@@ -220,55 +128,93 @@ class Recovery:
         self.checkpoint = Checkpoint(known_ms, known_ms, known_ms, 0, confirm_offset)
         return begin
 
-    def _refuse_other_sizes(self) -> None:
-        """Refuse an Apache store whose files do not have the configured sizes."""
-        self.load_queues()
-        for queue in self.queues.rows:
-            length = queue_files.other_file_size(queue)
-            if length is not None:
-                raise StoreRefused(
-                    f"{queue.folder} has files of {length} bytes, the setting queue_file_entries "
-                    f"requires {self.config.queue_file_entries * ENTRY_BYTES}",
-                    hint="set queue_file_entries to the size of the store's files "
-                    "(mappedFileSizeConsumeQueue / 20)",
-                )
-        invalid = [n for n in self.report.invalid_index_files if is_number(n)]
-        if invalid:
-            raise StoreRefused(
-                f"{self.paths.index / invalid[0]} is not an index file with "
-                f"{self.config.index_slots} slots and {self.config.index_entries} entries",
-                hint="set index_slots (maxHashSlotNum) and index_entries (maxIndexNum) to the "
-                "sizes of the store's files",
-            )
+    def _read_snapshot(self) -> Snapshot | None:
+        """The snapshot of a clean shutdown if the log confirms it."""
+        snapshot = read_snapshot(self.disk, self.paths)
+        if snapshot is None or snapshot.log_begin != self.segments.first:
+            return None
+        return snapshot if self._ends_at(snapshot) else None
 
-    def _resume(self) -> bool:
-        """Take over the snapshot of a clean shutdown if the log confirms it."""
-        data = self.disk.read(self.paths.snapshot)
-        if data is None:
-            return False
-        try:
-            snapshot = msgspec.json.decode(data, type=Snapshot)
-        except ValueError:  # DecodeError, or not UTF-8
-            return False
-        if not snapshot.is_whole():
-            return False
-        if snapshot.log_begin != self.segments.first or not self._ends_at(snapshot):
-            return False
+    def _resume(self, snapshot: Snapshot, *, short_index: set[str]) -> int | None:
+        """Take over a snapshot if the files of queues and index are as it says.
+
+        Returns None, or from where the log must be replayed to rebuild what is missing.
+        """
+        begin = snapshot.log_end
+        check = FileCheck(self.disk, self.paths, self.config.queue_file_entries)
         folders = set(self.disk.names(self.paths.queues))
-        if not folders >= {topic for topic, _, low, high in snapshot.queues if high > low}:
-            return False  # another program has deleted topics meanwhile
-        rows = zip(snapshot.queues, snapshot.files, strict=True)
-        for (topic, queue_id, low, high), (first, files) in rows:
-            queue = self.add_queue(topic.encode(), queue_id)
-            if queue is not None:
-                queue.resume(first, files, low, high)
+        missing = {row.topic for row in snapshot.rows() if row.files} - folders
+        self._deleted = deleted_topics(self.disk, self.paths.config / "topics.json", missing)
+        for row in snapshot.rows():
+            if row.topic in self._deleted:
+                continue
+            queue = self.add_queue(row.topic.encode(), row.queue_id)
+            if queue is None:
+                continue
+            suspects = check.changed(row)
+            queue.resume(row.first, row.files, row.low, row.high)
+            if suspects is None or not all(self._is_written(queue, last) for last in suspects):
+                self.report.add_rebuilt(f"consumequeue/{row.topic}/{row.queue_id}")
+                begin = min(begin, self._rebuild_from(queue, row, snapshot.log_end))
+        bad = find_bad_index_file(snapshot, self.index, short_index)
+        if bad is not None and self.config.index_enabled:
+            self.report.add_rebuilt(f"index/{bad[0]}")
+            begin = min(begin, max(bad[1], self.segments.first))
+        self.report.deleted_topics = sorted(self._deleted)
+        if self.report.rebuilt_files:
+            return begin
         if self.segments.items and self.segments.items[-1].start > snapshot.log_end:
             self._save_tail(snapshot.log_end)
         self._drop_segments_from(snapshot.log_end)
         self.report.log_end = self.report.replayed_from = snapshot.log_end
         self.report.last_offset = snapshot.last_offset
         self.report.store_ms = snapshot.store_ms
-        return True
+        return None
+
+    def _is_written(self, queue: ConsumeQueue, offset: int) -> bool:
+        return was_written(queue, offset) and self._last_entry_matches(queue, offset + 1)
+
+    def _rebuild_from(self, queue: ConsumeQueue, row: QueueRow, log_end: int) -> int:
+        """The log offset behind the last record that a damaged queue still has an entry of."""
+        if row.high == row.low:
+            return log_end
+        queue.load()
+        if not queue.file_starts or queue.file_starts[0] != row.first:
+            return self.segments.first
+        queue.min_offset = row.first
+        queue.max_offset = queue_files.count_below(queue, log_end)
+        last = queue_files.last_real(queue, queue.max_offset)
+        entry = queue.entry(last)
+        if entry is None or not self._last_entry_matches(queue, queue.max_offset):
+            return self.segments.first
+        return max(entry[0] + entry[1], self.segments.first)
+
+    def _begin_rebuild(self) -> None:
+        """Files of a store that was closed are rebuilt: a crash meanwhile must begin at the log's
+        begin, whatever the checkpoint says."""
+        self.checkpoint = Checkpoint(confirm_offset=self.checkpoint.confirm_offset)
+        write_checkpoint(self.disk, self.paths, self.checkpoint)
+        for queue in self.queues.rows:
+            queue.resume(0, 0, 0, 0)
+
+    def _restore_ends(self, writer: StoreWriter, snapshot: Snapshot) -> None:
+        """A queue never ends before its end at the shutdown: offsets are not used again."""
+        self.report.last_offset = max(self.report.last_offset, snapshot.last_offset)
+        self.report.store_ms = max(self.report.store_ms, snapshot.store_ms)
+        for row in snapshot.rows():
+            queue = self.queues.get(row.topic.encode(), row.queue_id)
+            if row.topic in self._deleted or self.removal.end_of(row.topic.encode()) > 0:
+                continue
+            if queue is None and row.high > 0:
+                queue = self.add_queue(row.topic.encode(), row.queue_id)
+            if queue is None or queue.max_offset >= row.high:
+                continue
+            if queue.max_offset == queue.min_offset:
+                queue.begin_at(row.high)
+                queue.ready()  # the name of its file keeps the position
+                writer.mark_dirty(queue)
+            else:
+                writer.fill(queue, row.high)
 
     def _ends_at(self, snapshot: Snapshot) -> bool:
         """Whether the log's last record is the snapshot's, and nothing follows it."""
@@ -373,7 +319,8 @@ class Recovery:
         """Walk and dispatch the log from `begin`; returns where it ends."""
         self.report.replayed_from = begin
         self.report.cut_reason = None
-        replay = Replay(writer, self.add_queue, self.removal.ends)
+        deleted = dict.fromkeys(self._deleted, self._beyond())
+        replay = Replay(writer, self.add_queue, {**self.removal.ends, **deleted})
         replay.stored.durable_to = self._durable_to
         writer.damage = ReplayDamage(self.report, begin)
         judge = self._judge()
@@ -468,11 +415,3 @@ class Recovery:
         """Delete the segments that begin after the log's end."""
         while self.segments.items and self.segments.items[-1].start > end:
             self.segments.unlink(self.segments.drop_last())
-
-
-def is_queue_name(topic: bytes) -> bool:
-    """Whether a topic can be a directory's name: RocketMQ's characters, and not too long."""
-    if not 0 < len(topic) <= 255:
-        return False
-    # Only retry topics of POP contain a plus.
-    return all(c in b"%|-_+" or 48 <= c <= 57 or 65 <= c <= 90 or 97 <= c <= 122 for c in topic)
