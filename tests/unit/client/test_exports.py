@@ -66,8 +66,20 @@ def test_every_asyncio_method_has_a_synchronous_counterpart() -> None:
         assert inspect.signature(sync_client.__init__) == inspect.signature(client.__init__)
 
 
-def test_library_is_silent_without_logging_configuration() -> None:
+def test_library_is_silent_without_logging_configuration_except_for_failed_handlers() -> None:
     import penstock.client  # noqa: F401
 
     handlers = logging.getLogger("penstock").handlers
     assert any(isinstance(handler, logging.NullHandler) for handler in handlers)
+    out = run(
+        """
+        import logging, sys
+        sys.stderr = sys.stdout
+        from penstock.client.handler_failures import HandlerFailures
+        from penstock.testing.clock import VirtualClock
+        log = logging.getLogger("penstock.client.test")
+        log.error("not shown")
+        HandlerFailures(VirtualClock()).report(log, "Orders", "shown", ValueError("no"))
+        """
+    )
+    assert out.splitlines() == ["penstock: shown", "ValueError: no"]

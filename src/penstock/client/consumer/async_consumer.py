@@ -54,6 +54,8 @@ class ConsumerQueueState:
     paused: bool
     throttled: int
     """Number of pauses by flow control."""
+    last_failure: str | None = None
+    """The last failure of a handler: exception, text and line."""
 
 
 class AsyncConsumer(Lifetime):
@@ -271,6 +273,7 @@ class AsyncConsumer(Lifetime):
                     received=process_queue.received,
                     finished=process_queue.finished,
                     failed=process_queue.failed,
+                    last_failure=process_queue.last_failure,
                     paused=process_queue.paused,
                     throttled=process_queue.throttled,
                 )
@@ -278,9 +281,9 @@ class AsyncConsumer(Lifetime):
         return states
 
     async def explain(self) -> list[str]:
-        """Why no messages are received: a sentence for each topic to which this applies.
+        """Why no messages are received or handled: a sentence for each topic or kind of failure.
 
-        The same reasons are logged once, within a heartbeat interval.
+        Reasons why none are received are also logged once, within a heartbeat interval.
         """
         self._session.check_alive()
         return await self._core.explain()

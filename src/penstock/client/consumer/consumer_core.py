@@ -23,6 +23,7 @@ from penstock.client.consumer.process_queue import ProcessQueue, process_queue_o
 from penstock.client.consumer.pull_loop import RETRY_MS_MAX, Puller, PullFailures
 from penstock.client.consumer.rebalance import Allocation
 from penstock.client.consumer.subscription import SQL92, Subscription
+from penstock.client.handler_failures import show_error
 from penstock.client.messages import Message, MessageQueue, SendReceipt
 from penstock.client.producer.producer_options import SendOptions
 from penstock.client.producer.sending import Sender
@@ -30,6 +31,7 @@ from penstock.client.received_message import ReceivedMessage, decode_records
 from penstock.client.topic_routes import Route
 from penstock.client.trace.trace_writer import Tracer, make_tracer
 from penstock.clock import pause
+from penstock.errors import PenstockError
 from penstock.transport.peer import PeerRequest
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
@@ -92,7 +94,8 @@ class ConsumerCore:
     def _start_in_background(self) -> None:
         def log_failure(starting: asyncio.Task[None]) -> None:
             if not starting.cancelled() and (error := starting.exception()) is not None:
-                log.error("%s: cannot start consuming: %s", self._options.group, error)
+                remark = error.remark() if isinstance(error, PenstockError) else str(error)
+                show_error(log, f"{self._options.group}: cannot start consuming: {remark}")
 
         self.start().add_done_callback(log_failure)
 
@@ -417,7 +420,7 @@ class ConsumerCore:
         )
 
     async def explain(self) -> list[str]:
-        """Why no messages are received."""
+        """Why no messages are received or handled."""
         if self._parts is None:
             return ["there is no subscription" if not self._subscriptions else "it is not started"]
         return await self._parts.diagnosis.explain()

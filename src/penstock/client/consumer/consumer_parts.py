@@ -102,7 +102,7 @@ def make_parts(
             handle_batch=options.handle_batch,
         )
     rebalancer = _make_rebalancer(session, options, consumer, locks)
-    diagnosis = Diagnosis(session, consumer, rebalancer, locks)
+    diagnosis = Diagnosis(session, consumer, rebalancer, locks, completion.failures)
     return ConsumerParts(
         completion, calls, dispatch, iterator_dispatch, locks, rebalancer, diagnosis
     )

@@ -12,7 +12,8 @@ Each topic from which no message has come is checked, from the route down to the
     idle            there are no new messages in our queues
 
 Faults are logged as warnings, the other reasons as info. A reason is logged again only if it did
-not apply in between. `explain` returns all reasons at once.
+not apply in between. `explain` returns all reasons at once, and the failures of handlers, which are
+reported when they happen (`handler_failures`).
 """
 
 import logging
@@ -24,6 +25,7 @@ from typing import Protocol
 from penstock.client.client_session import Session
 from penstock.client.consumer.process_queue import ProcessQueue
 from penstock.client.consumer.rebalance import Allocation, Rebalancer, StartAt
+from penstock.client.handler_failures import HandlerFailures
 from penstock.clock import pause
 from penstock.errors import PenstockError
 from penstock.wire import fastjson
@@ -92,18 +94,21 @@ class Diagnosis:
         consumer: DiagnosedConsumer,
         rebalancer: Rebalancer,
         locks: LockView | None = None,
+        failures: HandlerFailures | None = None,
     ) -> None:
         self._session = session
         self._group = consumer.group
         self._consumer = consumer
         self._rebalancer = rebalancer
         self._locks = locks
+        self._failures = failures
         self._received: dict[str, int] = {}  # topic → messages received at the last check
         self._logged: set[tuple[str, str]] = set()  # identities of the last check's reasons
 
     async def explain(self) -> list[str]:
-        """All reasons why no messages are received, by topic; empty if there is none."""
-        return [reason.text for reason in await self._reasons()]
+        """All reasons why no messages are received, by topic, then the failures of handlers."""
+        reasons = [reason.text for reason in await self._reasons()]
+        return reasons if self._failures is None else reasons + self._failures.texts()
 
     async def keep_explaining(self) -> None:
         """Check silent topics at every heartbeat and log new reasons."""

@@ -59,6 +59,7 @@ class ProcessQueue:
         self.received = 0
         self.finished = 0
         self.failed = 0
+        self.last_failure: str | None = None  # the last failure of a handler, in one line
         self.busy_ms = 0  # time spent in handlers
         self.throttled = 0  # pauses of pulling by flow control
         self._limits = limits

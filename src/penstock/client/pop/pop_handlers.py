@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from penstock.client.client_session import Session
+from penstock.client.consumer.dispatch.handler_calls import no_handler_error
 from penstock.client.consumer.dispatch.handler_threads import HandlerThreads, Result
 from penstock.client.consumer.dispatch.handlers import (
     Handler,
@@ -26,6 +27,7 @@ from penstock.client.consumer.dispatch.handlers import (
     retry_from_result,
 )
 from penstock.client.consumer.dispatch.send_back import FIRST_LEVEL, SendBack
+from penstock.client.handler_failures import NOT_RETURNED, HandlerFailures
 from penstock.client.pop.ack_client import PopAckClient
 from penstock.client.pop.pop_options import PopConsumerOptions
 from penstock.client.pop.pop_source import PopLimits, PopSource
@@ -90,6 +92,7 @@ class PopHandlerRunner:
         self._handlers = handlers
         self._options = options
         self._send_back = SendBack(session, group, retries_max=options.retries_max)
+        self._failures = HandlerFailures(session.clock)
         self._slots = asyncio.Semaphore(options.concurrency)
         self._threads: HandlerThreads[_Job] | None = None
         self._held: dict[ReceivedMessage, _HeldMessage] = {}
@@ -222,7 +225,12 @@ class PopHandlerRunner:
         """Call the handler; None if the message is done."""
         handler = self._handlers.find(message)
         if handler is None:
-            log.error("%s: there is no handler for topic %s", self._group, message.topic)
+            self._failures.report(
+                log,
+                message.topic,
+                f"{self._group}: there is no handler for topic {message.topic}",
+                no_handler_error(message),
+            )
             return Retry()
         try:
             if handler.is_async:
@@ -230,11 +238,12 @@ class PopHandlerRunner:
             else:
                 result = await self._in_thread(handler, message)
         except Exception as error:  # raised by the application
-            log.warning(
-                "%s: the handler failed for message %s, it will be redelivered",
-                self._group,
-                message.message_id,
-                exc_info=error,
+            self._failures.report(
+                log,
+                message.topic,
+                f"{self._group}: the handler of topic {message.topic} failed for message"
+                f" {message.message_id}, it will be redelivered",
+                error,
             )
             return Retry()
         return retry_for(message, retry_from_result(result))
@@ -316,11 +325,12 @@ class PopHandlerRunner:
             return True
         if not held.timed_out:
             held.timed_out = True
-            log.error(
-                "%s: the handler has not returned from message %s for %d ms, it is redelivered",
-                self._group,
-                message.message_id,
-                now_ms - held.since_ms,
+            self._failures.report(
+                log,
+                message.topic,
+                f"{self._group}: the handler of topic {message.topic} has not returned from"
+                f" message {message.message_id} for {now_ms - held.since_ms} ms, it is redelivered",
+                NOT_RETURNED,
             )
         return False
 

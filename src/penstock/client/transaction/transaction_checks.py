@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
 from penstock.client.client_session import MemberResponse, Session
+from penstock.client.handler_failures import HandlerFailures
 from penstock.client.received_message import ReceivedMessage, decode_records
 from penstock.client.transaction.transaction_handle import Decision, TransactionHandle
 from penstock.clock import finish_within
@@ -40,6 +41,7 @@ class TransactionChecks:
     def __init__(self, session: Session, check: Check | None, on_answered: OnAnswered) -> None:
         self._session = session
         self._check = check
+        self._failures = HandlerFailures(session.clock, "check")
         self._on_answered = on_answered
         self._running: dict[str, asyncio.Future[None]] = {}
         self._open: Counter[str] = Counter()  # ids of messages with a running local transaction
@@ -113,11 +115,13 @@ class TransactionChecks:
             return Decision.UNKNOWN
         check = self._check
         if check is None:
-            log.warning(
-                "cannot answer the check-back of message %s of topic %s: there is no check; "
-                "give one as check=… or with @producer.checker",
-                message.message_id,
+            self._failures.report(
+                log,
                 message.topic,
+                f"cannot answer the check-back of message {message.message_id} of topic"
+                f" {message.topic}: there is no check; give one as check=… or with"
+                " @producer.checker",
+                "there is none",
             )
             return None
         try:
@@ -128,9 +132,12 @@ class TransactionChecks:
                     outcome = await asyncio.to_thread(check, message)
                 if inspect.isawaitable(outcome):
                     outcome = await outcome
-        except Exception:  # raised by the application
-            log.exception(
-                "the check failed for message %s of topic %s", message.message_id, message.topic
+        except Exception as error:  # raised by the application
+            self._failures.report(
+                log,
+                message.topic,
+                f"the check failed for message {message.message_id} of topic {message.topic}",
+                error,
             )
             return Decision.UNKNOWN
         if outcome is None:
@@ -139,11 +146,12 @@ class TransactionChecks:
             return Decision.COMMIT if outcome else Decision.ROLLBACK
         if isinstance(outcome, Decision):
             return outcome
-        log.error(
-            "the check returned a %s for message %s of topic %s: return a Decision or a bool",
-            type(outcome).__name__,
-            message.message_id,
+        self._failures.report(
+            log,
             message.topic,
+            f"the check returned a {type(outcome).__name__} for message {message.message_id} of"
+            f" topic {message.topic}: return a Decision or a bool",
+            f"it returned a {type(outcome).__name__}",
         )
         return Decision.UNKNOWN
 

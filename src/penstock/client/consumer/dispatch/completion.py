@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from penstock.client.client_session import Session
 from penstock.client.consumer.dispatch.handlers import Retry, retry_for
 from penstock.client.consumer.process_queue import ProcessQueue, process_queue_of, queue_text
+from penstock.client.handler_failures import NOT_RETURNED, HandlerFailures
 from penstock.client.received_message import FINISHED, HANDLING, WAITING, ReceivedMessage
 from penstock.clock import pause
 from penstock.errors import PenstockError
@@ -45,6 +46,7 @@ class Completion:
         self._send_back = send_back
         self._retries_max = retries_max
         self._resubmit = resubmit
+        self.failures = HandlerFailures(session.clock)
 
     async def complete(self, messages: Iterable[ReceivedMessage], result: Retry | None) -> None:
         """Finish messages, or send back those that have to be redelivered."""
@@ -101,17 +103,16 @@ class Completion:
         """Log the exception of a handler and what happens next."""
         first = messages[0]
         more = f" and {len(messages) - 1} more" if len(messages) > 1 else ""
-        log.warning(
-            "%s: the handler of topic %s failed for message %s%s (%s at %d): %s",
-            self._group,
+        place = f"{queue_text(first.queue)} at {first.queue_offset}"
+        failure = self.failures.report(
+            log,
             first.topic,
-            first.message_id,
-            more,
-            queue_text(first.queue),
-            first.queue_offset,
-            self.next_step(first),
-            exc_info=error,
+            f"{self._group}: the handler of topic {first.topic} failed for message"
+            f" {first.message_id}{more} ({place}): {self.next_step(first)}",
+            error,
         )
+        if isinstance(first.process_queue, ProcessQueue):
+            first.process_queue.last_failure = failure
 
     def next_step(self, message: ReceivedMessage) -> str:
         """What happens to a failed message, for log lines."""
@@ -128,12 +129,12 @@ class Completion:
         before_ms = self._session.clock.monotonic_ms() - timeout_ms
         for process_queue in process_queues:
             for message in process_queue.handling_since_before(before_ms):
-                log.warning(
-                    "%s: the handler of topic %s has not returned from message %s for %d s: %s",
-                    self._group,
+                process_queue.last_failure = self.failures.report(
+                    log,
                     message.topic,
-                    message.message_id,
-                    timeout_ms // 1000,
-                    self.next_step(message),
+                    f"{self._group}: the handler of topic {message.topic} has not returned from"
+                    f" message {message.message_id} for {timeout_ms // 1000} s:"
+                    f" {self.next_step(message)}",
+                    NOT_RETURNED,
                 )
                 await self.retry_later(message, Retry(STUCK_LEVEL))
