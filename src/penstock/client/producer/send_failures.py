@@ -42,11 +42,10 @@ def is_denied(pending: PendingSend, target: SendTarget) -> bool:
     )
 
 
-def send_failure(pending: PendingSend, monotonic_ms: int) -> PenstockError:
-    """The error after the last attempt; NoPermission if there was no other attempt."""
+def send_failure(pending: PendingSend, monotonic_ms: int) -> SendFailed:
+    """The error after the last attempt."""
     attempts = tuple(pending.failures or ())
-    if len(attempts) == 1 and attempts[0].answer_code == ResponseCode.NO_PERMISSION:
-        return attempts[0]
+    denied = all(error.answer_code == ResponseCode.NO_PERMISSION for error in attempts)
     took_ms = monotonic_ms - pending.deadline_ms + pending.timeout_ms
     counts = Counter(error.message for error in attempts)
     causes = "; ".join(
@@ -56,6 +55,7 @@ def send_failure(pending: PendingSend, monotonic_ms: int) -> PenstockError:
     failure = SendFailed(
         f"no acknowledgement from topic {pending.topic} after {count} in {took_ms} ms: {causes}",
         attempts=attempts,
+        hint=attempts[-1].hint if denied else None,  # nothing was stored
     )
     failure.__cause__ = attempts[-1]
     return failure
