@@ -30,6 +30,7 @@ from penstock.broker.consumers.groups import Groups
 from penstock.broker.consumers.heartbeats import HeartbeatHandlers
 from penstock.broker.consumers.offset_requests import OffsetRequests
 from penstock.broker.consumers.queue_locks import LockRequests, QueueLocks
+from penstock.broker.consumers.unread_deletions import UnreadDeletions
 from penstock.broker.context import BrokerContext
 from penstock.broker.delay.delay_levels import Delay
 from penstock.broker.delay.delay_redirect import DelayRedirect
@@ -330,6 +331,8 @@ def build_context(
     access = AccessControl(settings, access_table, effects)
     access.seed(now_ms)
     rewriter = MessageRewriter(store, topics)
+    offsets = ConsumerOffsets(offset_table, store, settings)
+    store.on_deletion(UnreadDeletions(offsets).log)
     return BrokerContext(
         settings=settings,
         changed_settings=changed_settings,
@@ -337,7 +340,7 @@ def build_context(
         persistence=persistence,
         topics=topics,
         groups=groups,
-        offsets=ConsumerOffsets(offset_table, store, settings),
+        offsets=offsets,
         clients=Clients(settings, groups, effects),
         locks=locks,
         access=access,

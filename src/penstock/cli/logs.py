@@ -120,7 +120,7 @@ def _kind(record: logging.LogRecord) -> object:
 
 
 class TextLines(logging.Formatter):
-    """`2026-01-31 12:00:00.123 INFO  broker-a store.maintenance: deleting 2 segments`."""
+    """`2026-01-31 12:00:00.123 INFO  broker-a broker.topics: created topic orders`."""
 
     def __init__(self, who: str, *, colours: bool) -> None:
         super().__init__()

@@ -52,6 +52,15 @@ class Maintenance:
         self.writer = writer
         self.mapped_queues = mapped_queues
         self.checkpoint = checkpoint
+        self.clock = retention.SteadyClock(now_ms, disk.modified_ms(paths.checkpoint))
+        if self.clock.started_late:
+            log.warning(
+                "the store was not open for %s, or the clock was set forward: that time does not "
+                "count for retention",
+                _hours(now_ms - self.clock.time(now_ms)),
+            )
+        self.on_deletion: Callable[[retention.Deletion], None] = _log_deletion
+        """Called in the pool after segments were deleted."""
         self.deleted_to = writer.log.begin()
         """Where the log's files begin: everything before is deleted for good."""
         self._pin_sources: list[PinSource] = []
@@ -72,6 +81,13 @@ class Maintenance:
 
     def tick(self, now_ms: int) -> None:
         """Start what is due; nothing is flushed while the last job is still running."""
+        step_ms = self.clock.observe(now_ms)
+        if step_ms:
+            log.warning(
+                "the clock was set %s by %s: messages are not deleted earlier for that",
+                "forward" if step_ms > 0 else "back",
+                _hours(abs(step_ms)),
+            )
         self._unmap_idle(now_ms)
         if self._job is not None:
             if not self._job.done():
@@ -125,16 +141,18 @@ class Maintenance:
         count = min(count, len(segments.items) - 1)
         dropped = [segments.drop_first() for _ in range(count)]
         begin = segments.first
-        if count:
-            log.info("deleting %d segments: the log now begins at %d", count, begin)
         # Recovery can't replay what is deleted, so its queue entries must be on the disk before.
         dirty = self.writer.take_dirty()
 
         def work() -> None:
             sync_all(dirty)
+            gone = []
             for queue in list(queues.rows):
+                first = queue.min_offset
                 queue.correct_min(begin)
                 queue.drop_files_before(queue.min_offset)
+                if queue.min_offset > first and not queue.deleted:
+                    gone.append((queue.topic.decode(), queue.queue_id, first, queue.min_offset))
             if index is not None:
                 index.drop_before(begin)
             self._to_delete += dropped
@@ -149,6 +167,9 @@ class Maintenance:
                 del self._to_delete[0]
                 if segment.start == self.deleted_to:
                     self.deleted_to += segment.size
+            if dropped:
+                size = sum(segment.size for segment in dropped)
+                self.on_deletion(retention.Deletion(len(dropped), size, begin, gone))
 
         self._submit(work)
 
@@ -193,7 +214,7 @@ class Maintenance:
         return work
 
     def _retain(self, now_ms: int) -> None:
-        percent = self.disk.space(self.paths.log).percent
+        space = self.disk.space(self.paths.log)
         aged = [
             retention.AgedSegment(s.start, s.size, self.disk.modified_ms(s.path))
             for s in self.writer.log.segments.items
@@ -201,13 +222,13 @@ class Maintenance:
         decision = retention.decide(
             self.config,
             aged,
-            now_ms=now_ms,
+            now_ms=self.clock.time(now_ms),
             hour=datetime.fromtimestamp(now_ms / 1000).hour,
-            disk_percent=percent,
+            disk=space,
             refusing=isinstance(self.writer.refusal, DiskNearlyFull),
             pinned_from=self.pinned_from(),
         )
-        self._refuse_or_resume(decision, percent)
+        self._refuse_or_resume(decision, space.percent)
         if decision.delete:
             self.expire(decision.delete)
 
@@ -221,3 +242,12 @@ class Maintenance:
         elif refusing and not decision.refuse:
             self.writer.refusal = None
             log.warning("writes are accepted again: the disk is %d %% full", percent)
+
+
+def _hours(ms: int) -> str:
+    minutes = ms // 60_000
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def _log_deletion(deletion: retention.Deletion) -> None:
+    log.warning("%s", deletion.text())

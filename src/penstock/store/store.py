@@ -40,6 +40,7 @@ from penstock.store.recovery.opened_files import Progress
 from penstock.store.recovery.recovery import Recovery
 from penstock.store.recovery.snapshot import Snapshot, index_rows
 from penstock.store.recovery_report import Report
+from penstock.store.retention import Deletion
 from penstock.wire.output import Output
 from penstock.wire.record import Record
 
@@ -407,6 +408,10 @@ class MessageStore:
     def on_retention(self, pinned_from: PinSource) -> None:
         """Keep messages from the log offset that `pinned_from()` returns; None pins nothing."""
         self.maintenance.add_pin_source(pinned_from)
+
+    def on_deletion(self, listener: Callable[[Deletion], None]) -> None:
+        """Call `listener` in the pool after segments were deleted, instead of only logging it."""
+        self.maintenance.on_deletion = listener
 
     def tick(self, now_ms: int) -> None:
         """Start what is due: flushing queues, the checkpoint, retention. Call it every second."""

@@ -4,6 +4,7 @@ import os
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.config import StoreConfig
@@ -13,6 +14,7 @@ from penstock.store.put import REFUSED
 from penstock.store.retention import (
     AgedSegment,
     RetentionDecision,
+    SteadyClock,
     decide,
     delete_hours,
     nearly_full,
@@ -33,10 +35,15 @@ from tests.unit.store.conftest import (
 HOUR_MS = 3_600_000
 OLD, YOUNG = NOW_MS - 73 * HOUR_MS, NOW_MS - HOUR_MS
 NOON, FOUR = 12, 4
+ALL_DAY = ";".join(map(str, range(24)))
 
 
 def aged(*modified: int) -> list[AgedSegment]:
     return [AgedSegment(100 * n, 100, ms) for n, ms in enumerate(modified)]
+
+
+def used(percent: int) -> Space:
+    return Space(percent, 100 - percent)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +57,8 @@ def aged(*modified: int) -> list[AgedSegment]:
         (76, NOON, (OLD, OLD), RetentionDecision(1, False, False)),
         (76, NOON, (YOUNG, YOUNG), RetentionDecision(0, False, False)),
         (85, NOON, (YOUNG, YOUNG), RetentionDecision(0, False, False)),
-        (86, NOON, (YOUNG, YOUNG, YOUNG), RetentionDecision(2, False, False)),
+        (86, NOON, (YOUNG, YOUNG, YOUNG), RetentionDecision(1, False, False)),
+        (86, NOON, (OLD, OLD, YOUNG), RetentionDecision(2, False, False)),
         (90, NOON, (YOUNG, YOUNG), RetentionDecision(1, False, False)),
         (91, NOON, (YOUNG, YOUNG), RetentionDecision(1, True, False)),
         (91, NOON, (YOUNG,), RetentionDecision(0, True, False)),
@@ -62,7 +70,7 @@ def test_retention_depends_on_disk_usage_age_and_hour(
     percent: int, hour: int, times: tuple[int, ...], expected: RetentionDecision
 ) -> None:
     found = decide(
-        StoreConfig(), aged(*times), now_ms=NOW_MS, hour=hour, disk_percent=percent, refusing=False
+        StoreConfig(), aged(*times), now_ms=NOW_MS, hour=hour, disk=used(percent), refusing=False
     )
     assert found == expected
 
@@ -70,7 +78,7 @@ def test_retention_depends_on_disk_usage_age_and_hour(
 @pytest.mark.parametrize(("percent", "refuse"), [(91, True), (86, True), (85, False), (10, False)])
 def test_writes_resume_below_the_force_threshold(percent: int, refuse: bool) -> None:
     found = decide(
-        StoreConfig(), aged(YOUNG), now_ms=NOW_MS, hour=NOON, disk_percent=percent, refusing=True
+        StoreConfig(), aged(YOUNG), now_ms=NOW_MS, hour=NOON, disk=used(percent), refusing=True
     )
     assert found.refuse is refuse
 
@@ -90,10 +98,50 @@ def test_pinned_messages_keep_their_segments(
     pinned_from: int | None, delete: int, pinned: bool
 ) -> None:
     found = decide(
-        StoreConfig(), aged(*[OLD] * 5), now_ms=NOW_MS, hour=NOON, disk_percent=95, refusing=False,
+        StoreConfig(), aged(*[OLD] * 5), now_ms=NOW_MS, hour=NOON, disk=used(95), refusing=False,
         pinned_from=pinned_from,
     )  # fmt: skip
     assert found == RetentionDecision(delete, True, pinned)
+
+
+@pytest.mark.parametrize(
+    ("percent", "delete"), [(85, 0), (86, 1), (90, 1), (91, 2), (97, 3), (100, 3)]
+)
+def test_a_full_disk_deletes_no_more_than_needed(percent: int, delete: int) -> None:
+    segments = [AgedSegment(5 * n, 5, YOUNG) for n in range(20)]
+    found = decide(
+        StoreConfig(), segments, now_ms=NOW_MS, hour=NOON, disk=used(percent), refusing=False
+    )
+    assert found.delete == delete
+
+
+# --- a clock that does not jump
+
+
+def test_a_clock_that_is_set_forward_makes_nothing_older() -> None:
+    clock = SteadyClock(NOW_MS, 0)
+    assert clock.observe(NOW_MS + 1_000) == 0
+    assert clock.time(NOW_MS + 1_000) == NOW_MS + 1_000
+    assert clock.observe(NOW_MS + 3 * HOUR_MS) == 3 * HOUR_MS - 1_000
+    assert clock.time(NOW_MS + 3 * HOUR_MS) == NOW_MS + 1_000
+    assert clock.observe(NOW_MS + 3 * HOUR_MS + 5_000) == 0
+    assert clock.time(NOW_MS + 3 * HOUR_MS + 5_000) == NOW_MS + 6_000
+    assert clock.observe(NOW_MS + 7_000) < 0
+    assert clock.time(NOW_MS + 7_000) == NOW_MS + 6_000  # two steps of unknown precision
+
+
+def test_a_clock_that_is_set_back_is_followed() -> None:
+    clock = SteadyClock(NOW_MS, 0)
+    assert clock.observe(NOW_MS - 3 * HOUR_MS) == -3 * HOUR_MS
+    assert clock.time(NOW_MS - 3 * HOUR_MS) == NOW_MS - 3 * HOUR_MS
+
+
+def test_the_time_while_the_store_was_closed_does_not_count() -> None:
+    clock = SteadyClock(NOW_MS, NOW_MS - 80 * HOUR_MS)
+    assert clock.started_late
+    assert clock.time(NOW_MS) == NOW_MS - 80 * HOUR_MS
+    assert not SteadyClock(NOW_MS, NOW_MS - 5_000).started_late
+    assert not SteadyClock(NOW_MS, NOW_MS + 80 * HOUR_MS).started_late
 
 
 @pytest.mark.parametrize(
@@ -173,6 +221,25 @@ def test_segments_are_deleted_by_age_at_their_hour(stores: StoreFixture) -> None
     assert store.log.begin() == 0
     store.tick(at_four + 60_000)
     assert store.log.begin() == 2 * SEGMENT_BYTES
+
+
+def test_segments_are_not_deleted_because_the_clock_was_set_forward(
+    stores: StoreFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = fill(stores, WatchedDisk())
+    for segment in store.log.segments.items:
+        os.utime(segment.path, (NOW_MS / 1000, NOW_MS / 1000))
+    store.reconfigure(msgspec.structs.replace(store.config, retain_hours=2, delete_hours=ALL_DAY))
+    store.tick(NOW_MS + 10_000)
+    for later_ms in range(0, 60_000, 10_000):
+        store.tick(NOW_MS + 3 * HOUR_MS + later_ms)
+    assert store.log.begin() == 0
+    (line,) = [line for line in caplog.messages if "clock" in line]
+    assert line.startswith("the clock was set forward by 2 h 59 min: messages are not deleted")
+    for minute in range(2 * 60 + 3):
+        store.tick(NOW_MS + 3 * HOUR_MS + minute * 60_000)
+    assert store.log.begin() == 3 * SEGMENT_BYTES
+    assert "deleted 3 segments (0 MiB, 6 messages of 1 queues): the log now begins" in caplog.text
 
 
 def test_pinned_segments_stay_and_writes_are_refused(stores: StoreFixture) -> None:

@@ -64,19 +64,19 @@ class CleaningHandlers:
         hour = datetime.fromtimestamp(command.now_ms / 1000).hour
         config = msgspec.structs.replace(store.config, delete_hours=str(hour))
         pinned_from = store.maintenance.pinned_from()
+        steady_ms = store.maintenance.clock.time(command.now_ms)
 
         def decide() -> int:
             aged = [
                 retention.AgedSegment(start, size, store.disk.modified_ms(path))
                 for start, size, path in segments
             ]
-            percent = store.disk.space(store.paths.log).percent
             decision = retention.decide(
                 config,
                 aged,
-                now_ms=command.now_ms,
+                now_ms=steady_ms,
                 hour=hour,
-                disk_percent=percent,
+                disk=store.disk.space(store.paths.log),
                 refusing=False,
                 pinned_from=pinned_from,
             )
