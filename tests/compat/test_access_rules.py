@@ -286,9 +286,19 @@ STEPS: list[tuple[str, int, dict[str, str], Any]] = [
 ]  # fmt: skip
 
 
+def without_passwords(body: Any) -> Any:
+    """The users of a response as Penstock shows them."""
+    if isinstance(body, list):
+        return [without_passwords(one) for one in body]
+    if isinstance(body, dict) and "userType" in body:
+        return {name: value for name, value in body.items() if name != "password"}
+    return body
+
+
 def test_administration_answers_alike(clusters: tuple[Apache, Ours]) -> None:
     for number, (who, code, ext, body) in enumerate(STEPS):
         theirs, ours = (ask(cluster, who, code, ext, body) for cluster in clusters)
+        theirs = theirs._replace(body=without_passwords(theirs.body))
         context = f"step {number}: {who} {code} {ext} {body}\n{theirs}\n{ours}"
         assert (ours.code == 0, ours.body) == (theirs.code == 0, theirs.body), context
         if theirs.code != 1:  # a null pointer there, a sentence here

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -22,6 +23,7 @@ from penstock.broker.admin.settings_admin import SettingsHandlers
 from penstock.broker.admin.statistics import StatisticsHandlers
 from penstock.broker.admin.topic_admin import TopicHandlers
 from penstock.broker.auth.access_control import AccessControl
+from penstock.broker.auth.password_key import PasswordKey
 from penstock.broker.auth.users import AccessTable
 from penstock.broker.consumers.assignment import Assignments
 from penstock.broker.consumers.clients import Clients
@@ -50,7 +52,7 @@ from penstock.broker.send import SendHandler
 from penstock.broker.stats import Stats
 from penstock.broker.topics import Topics
 from penstock.broker.transaction.transactions import Transactions
-from penstock.config import BrokerConfig, LiveSettings, Settings
+from penstock.config import AccessConfig, BrokerConfig, LiveSettings, Settings
 from penstock.errors import StoreError
 from penstock.rpc.answers import Answer, EffectQueue, PersistentTable, PersistSoon, RegisterSoon
 from penstock.rpc.changed_settings import ChangedSettings
@@ -309,7 +311,8 @@ def build_context(
     effects = EffectQueue()
     persistence = Persistence(store.disk, store.paths.root)
     topic_table, group_table = TopicTable(), SubscriptionGroupTable()
-    offset_table, access_table = ConsumerOffsetTable(), AccessTable()
+    offset_table = ConsumerOffsetTable()
+    access_table = AccessTable(_password_key(settings.current.access, store))
     delay_table, changed_settings = DelayOffsetTable(), ChangedSettings()
     for table in (
         topic_table,
@@ -320,6 +323,10 @@ def build_context(
         changed_settings,
     ):
         table.load(persistence.file(table.FILE))
+    persistence.before(access_table.FILE, lambda: access_table.key.save)
+    if access_table.dirty:
+        for _ in range(2):  # the first leaves passwords in plain text in the .bak
+            persistence.save(access_table)()
     changed_settings.apply(settings)
     locks = QueueLocks(settings)
     locks.load(persistence.file(locks.FILE), now_ms)
@@ -353,6 +360,11 @@ def build_context(
         address=address,
         started_ms=now_ms,
     )
+
+
+def _password_key(access: AccessConfig, store: MessageStore) -> PasswordKey:
+    default = store.paths.root / "config" / "penstock-access.key"
+    return PasswordKey.load(Path(access.key_file) if access.key_file else default)
 
 
 def _extra_properties(config: BrokerConfig) -> bytes:

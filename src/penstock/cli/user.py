@@ -10,8 +10,13 @@ if TYPE_CHECKING:
     from penstock.wire.bodies.cluster_bodies import UserInfo
 
 _HIDDEN = "******"
+_NOT_SENT = "(not sent by the broker)"
 
-_show = click.option("--show-password", is_flag=True, help="Show passwords.")
+_show = click.option(
+    "--show-password",
+    is_flag=True,
+    help="Show passwords that the broker sends; Penstock's brokers send none.",
+)
 
 
 @click.group(no_args_is_help=True)
@@ -130,7 +135,7 @@ def _print(users: "list[UserInfo]", *, show_password: bool, as_json: bool) -> No
             "user": info.username or "",
             "type": info.user_type or "",
             "status": info.user_status or "",
-            "password": (info.password or "") if show_password else _HIDDEN,
+            "password": (info.password or _NOT_SENT) if show_password else _HIDDEN,
         }
         for info in users
     ]

@@ -95,6 +95,10 @@ class AccessConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  "innerClientAuthenticationCredentials", secret=True, check=check_user,
                  form='`{"accessKey":…,"secretKey":…}`')
     ] = ""  # fmt: skip
+    key_file: Annotated[
+        str, Doc("The file of the key that encrypts stored passwords. It is created if it does not "
+                 "exist. Empty: config/penstock-access.key in the store.", path=True)
+    ] = ""  # fmt: skip
 
 
 class NameServerConfig(Checked, frozen=True, forbid_unknown_fields=True):

@@ -35,8 +35,6 @@ from penstock.wire.signing import ACCESS_KEY
 
 audit = logging.getLogger("penstock.audit")
 
-HIDDEN = "******"
-
 
 class AuthAdmin:
     """Handles the requests for users and access lists."""
@@ -105,13 +103,13 @@ class AuthAdmin:
 
     def get_user(self, command: Command) -> Answer:
         user = self._table.users.get(_username(command))
-        return Reply(body=fastjson.encode(self._visible_info(command, user))) if user else Reply()
+        return Reply(body=fastjson.encode(user.info())) if user else Reply()
 
     def list_users(self, command: Command) -> Answer:
         """Users whose name contains `filter`."""
         wanted = command.text_or("filter").strip()
         names = sorted(name for name in self._table.users if wanted in name)
-        infos = [self._visible_info(command, self._table.users[name]) for name in names]
+        infos = [self._table.users[name].info() for name in names]
         return Reply(body=fastjson.encode(infos)) if infos else Reply()
 
     def put_acl(self, command: Command) -> Answer:
@@ -226,17 +224,6 @@ class AuthAdmin:
                 f"{name} is the last super user, so it can't be removed or disabled",
                 hint="create another super user first",
             )
-
-    def _visible_info(self, command: Command, user: User) -> UserInfo:
-        info = user.info()
-        if user.is_super and not self._is_super(command):
-            return UserInfo(
-                username=info.username,
-                password=HIDDEN,
-                user_type=info.user_type,
-                user_status=info.user_status,
-            )
-        return info
 
 
 def _username(command: Command) -> str:

@@ -1,15 +1,16 @@
 """Users and their access lists: the table, its file, and the checks of its content.
 
 The file format is Penstock's own. Apache keeps users in two RocksDB databases, which Penstock does
-not read; mqadmin's copyUser and copyAcl copy them. The file holds passwords in plain text, because
-HMAC needs the key itself. Therefore only its owner can read it.
+not read; mqadmin's copyUser and copyAcl copy them. Passwords are encrypted (`password_key`); in
+format 1 they were not. Only its owner can read the file.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar, Final, Self
 
+from penstock.broker.auth.password_key import PasswordKey
 from penstock.broker.auth.policies import (
     Action,
     PolicyDecision,
@@ -34,7 +35,8 @@ DISABLED: Final = "disable"
 
 _TYPES: Final = {name.lower(): name for name in (SUPER, NORMAL)}
 _STATUSES: Final = {name.lower(): name for name in (ENABLED, DISABLED)}
-_FORMAT: Final = 1
+_FORMAT: Final = 2
+_PLAIN_FORMAT: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,10 @@ class User:
     """A user, who signs requests."""
 
     name: str
-    password: str
+    password: str = field(repr=False)
     type: str = NORMAL
     status: str = ENABLED
-    secret: bytes = b""  # bytes of the password
+    secret: bytes = field(default=b"", repr=False)  # bytes of the password
 
     @classmethod
     def of(cls, name: str, password: str, type: str = NORMAL, status: str = ENABLED) -> Self:
@@ -60,12 +62,21 @@ class User:
         return self.status != DISABLED
 
     def info(self) -> UserInfo:
-        return UserInfo(
-            username=self.name,
-            password=self.password,
-            user_type=self.type,
-            user_status=self.status,
-        )
+        """The user in the form of the protocol, without the password: it never leaves the broker.
+
+        A mask instead would become the password of a copy (mqadmin copyUser).
+        """
+        return UserInfo(username=self.name, user_type=self.type, user_status=self.status)
+
+
+class StoredUser(Body):
+    """A user in the file."""
+
+    username: str | None = None
+    password: str | None = None  # only in format 1
+    encrypted_password: str | None = None
+    user_type: str | None = None
+    user_status: str | None = None
 
 
 class AccessFile(Body):
@@ -73,7 +84,7 @@ class AccessFile(Body):
 
     format: int = _FORMAT
     data_version: DataVersion = DataVersion()
-    users: list[UserInfo] = []
+    users: list[StoredUser] = []
     acls: list[AclInfo] = []
 
 
@@ -83,38 +94,41 @@ class AccessTable:
     FILE: ClassVar[str] = "config/penstock-access.json"
     PRIVATE: ClassVar[bool] = True  # only the owner can read the file
 
-    def __init__(self) -> None:
+    def __init__(self, key: PasswordKey | None = None) -> None:
+        self.key = key or PasswordKey()
         self.version = DataVersion()
         self.dirty = False
         self._users: dict[str, User] = {}
+        self._encrypted: dict[User, str] = {}  # passwords in the file: encrypting takes 20 µs each
         self._rules: dict[str, Rules] = {}
         self.users: Mapping[str, User] = MappingProxyType(self._users)
         self.rules: Mapping[str, Rules] = MappingProxyType(self._rules)
 
     def load(self, file: ConfigFile) -> bool:
-        """Load the file; False if it does not exist."""
-        content = file.load(_parse)
+        """Load the file; False if it does not exist. The table is dirty if the file has passwords
+        in plain text."""
+        content = file.load(self._parse)
         if content is None:
             return False
         self.version = content.data_version
         for info in content.users:
             user = User.of(
                 info.username or "",
-                info.password or "",
+                self._password_of(info),
                 parse_user_type(info.user_type) or NORMAL,
                 parse_user_status(info.user_status) or ENABLED,
             )
             self._users[user.name] = user
         for acl in content.acls:
             self._rules[_user_of(acl.subject)] = rules_of(acl)
-        self.dirty = False
+        self.dirty = content.format == _PLAIN_FORMAT
         return True
 
     def snapshot(self) -> bytes:
         """The content of the file; clears `dirty`."""
         content = AccessFile(
             data_version=self.version,
-            users=[self._users[name].info() for name in sorted(self._users)],
+            users=[self._stored(self._users[name]) for name in sorted(self._users)],
             acls=[acl_of(name, self._rules[name]) for name in sorted(self._rules)],
         )
         self.dirty = False
@@ -122,11 +136,13 @@ class AccessTable:
 
     def put_user(self, user: User, now_ms: int) -> None:
         """Add or replace a user."""
+        self._forget(user.name)
         self._users[user.name] = user
         self._changed(now_ms)
 
     def remove_user(self, name: str, now_ms: int) -> None:
         """Remove a user and its rules."""
+        self._forget(name)
         self._users.pop(name, None)
         self._rules.pop(name, None)
         self._changed(now_ms)
@@ -144,6 +160,41 @@ class AccessTable:
     def _changed(self, now_ms: int) -> None:
         self.dirty = True
         self.version = self.version.next(now_ms)
+
+    def _forget(self, name: str) -> None:
+        user = self._users.get(name)
+        if user is not None:
+            self._encrypted.pop(user, None)
+
+    def _stored(self, user: User) -> StoredUser:
+        encrypted = self._encrypted.get(user)
+        if encrypted is None:
+            encrypted = self._encrypted[user] = self.key.encrypt(user.name, user.password)
+        return StoredUser(
+            username=user.name,
+            encrypted_password=encrypted,
+            user_type=user.type,
+            user_status=user.status,
+        )
+
+    def _password_of(self, stored: StoredUser) -> str:
+        if stored.encrypted_password:
+            return self.key.decrypt(stored.username or "", stored.encrypted_password)
+        return stored.password or ""
+
+    def _parse(self, data: bytes) -> AccessFile:
+        content = fastjson.decode(data, AccessFile)
+        if content.format not in (_PLAIN_FORMAT, _FORMAT):
+            raise BodyError(f"the format is {content.format}, but this release reads {_FORMAT}")
+        if not all(user.username and self._password_of(user) for user in content.users):
+            raise BodyError("a user has no name or no password")
+        try:
+            for acl in content.acls:
+                _user_of(acl.subject)
+                rules_of(acl)
+        except NoPermission as error:
+            raise BodyError(error.message) from None
+        return content
 
 
 def merge_rules(old: Rules, new: Rules) -> Rules:
@@ -231,21 +282,6 @@ def _user_of(subject: str | None) -> str:
     if name is None:
         raise BodyError(f"the subject {subject!r} is not valid: it must be User:<name>")
     return name
-
-
-def _parse(data: bytes) -> AccessFile:
-    content = fastjson.decode(data, AccessFile)
-    if content.format != _FORMAT:
-        raise BodyError(f"the format is {content.format}, but this release reads {_FORMAT}")
-    if not all(user.username and user.password for user in content.users):
-        raise BodyError("a user has no name or no password")
-    try:
-        for acl in content.acls:
-            _user_of(acl.subject)
-            rules_of(acl)
-    except NoPermission as error:
-        raise BodyError(error.message) from None
-    return content
 
 
 def _index(rules: list[Rule], resource: Resource) -> int | None:
