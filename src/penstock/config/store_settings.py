@@ -121,6 +121,10 @@ class StoreConfig(Checked, frozen=True, forbid_unknown_fields=True):
         int, Doc("The size of the newest part of the CommitLog, which is assumed to be in memory "
                  "and is read in the event loop.", live=True)
     ] = 256 * 1024 * 1024  # fmt: skip
+    group_readable: Annotated[
+        bool, Doc("The files can be read by the group of the broker's system user, for Spark jobs "
+                  "that read log files. Others can never read them.")
+    ] = False  # fmt: skip
     retain_hours: Annotated[
         int, Doc("Segments older than this may be deleted.", "fileReservedTime", live=True)
     ] = 72

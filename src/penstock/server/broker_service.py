@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,9 +88,18 @@ class BrokerService:
 
     def _open_store(self) -> MessageStore:
         config = self.settings.current
-        return MessageStore(
-            Path(config.broker.data), config.store, disk=self._disk, now_ms=self._clock.now_ms()
-        )
+        root = Path(config.broker.data)
+        store = MessageStore(root, config.store, disk=self._disk, now_ms=self._clock.now_ms())
+        mode = stat.S_IMODE(root.stat().st_mode)
+        if mode & stat.S_IRWXO:
+            log.warning(
+                "other users of this machine may read the data directory %s: its mode is %o; "
+                "set it to %o",
+                root,
+                mode,
+                store.disk.directory_mode,
+            )
+        return store
 
     async def _listen(
         self, broker: Broker, address: str, registration: NameServerRegistration

@@ -156,8 +156,8 @@ class StoreLock:
     same process, and is not lost when other code opens and closes the file.
     """
 
-    def __init__(self, paths: StorePaths) -> None:
-        self._fd = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def __init__(self, paths: StorePaths, mode: int = 0o600) -> None:
+        self._fd = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
         first_byte = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
         try:
             fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, first_byte)

@@ -56,6 +56,8 @@ class Disk:
 
     threads = True
     """Whether the flusher and the pool run threads of their own."""
+    group_readable = False
+    """Whether new files and directories can be read by their group; never by others."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
@@ -79,6 +81,14 @@ class Disk:
             self._pool.shutdown()
             self._pool = None
 
+    @property
+    def directory_mode(self) -> int:
+        return 0o750 if self.group_readable else 0o700
+
+    @property
+    def file_mode(self) -> int:
+        return 0o640 if self.group_readable else 0o600
+
     def make_directory(self, path: Path, *, durable: bool = True) -> None:
         """Create a directory and its parents; unless durable, the caller syncs each parent."""
         missing = []
@@ -91,11 +101,11 @@ class Disk:
                 self.sync_directory(folder.parent)
 
     def make_one_directory(self, path: Path) -> None:
-        path.mkdir(exist_ok=True)
+        path.mkdir(self.directory_mode, exist_ok=True)
 
     def create(self, path: Path, size: int) -> int:
         """Open a file for reading and writing, with a sparse length of `size` if it is new."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self.file_mode)
         if os.fstat(fd).st_size != size:
             os.ftruncate(fd, size)
         return fd
@@ -254,7 +264,7 @@ class Disk:
 
     def write_file(self, path: Path, data: bytes) -> None:
         """Write a small file in place, durably but not atomically; `replace` is atomic."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self.file_mode)
         try:
             os.ftruncate(fd, len(data))
             self.write(fd, memoryview(data), 0)

@@ -79,11 +79,12 @@ class MessageStore:
         self.disk = disk or Disk()
         self.paths = StorePaths(Path(root))
         self.config = config or stored_config(self.disk, self.paths)
+        self.disk.group_readable = self.config.group_readable
         self._closed = False
         self._arrival_listeners: list[ArrivalListener] = []
         self.disk.make_directory(self.paths.root)
         refuse_foreign(self.disk, self.paths)
-        self._lock = StoreLock(self.paths)
+        self._lock = StoreLock(self.paths, self.disk.file_mode)
         try:
             self._open(now_ms, progress)
         except BaseException:

@@ -201,7 +201,7 @@ class FaultyDisk(Disk):
 
     def make_one_directory(self, path: Path) -> None:
         self._step()
-        path.mkdir()
+        path.mkdir(self.directory_mode)
         self._changes.append(_Change(path.parent, None, path, None))
 
     def create(self, path: Path, size: int) -> int:
@@ -296,7 +296,7 @@ class FaultyDisk(Disk):
         fresh = not path.exists()
         if fresh:
             self._step()
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self.file_mode)
         if fresh:
             file = self._track(path, fresh=True)
             self._changes.append(_Change(path.parent, None, path, file))
