@@ -3,11 +3,14 @@
 import time
 from pathlib import Path
 
+from penstock.config import AccessConfig, NameServerConfig, Settings
+from penstock.server.nameserver_service import NameServerService
 from penstock.transport.peer import Peer, Response
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.message import encode_properties
+from penstock.wire.signing import signer
 from tests.integration.loops import Run, run  # noqa: F401
-from tests.integration.test_broker_service import CALL_MS, broker, pull, send
+from tests.integration.test_broker_service import CALL_MS, broker, free_port, pull, send
 
 NO = ResponseCode.NO_PERMISSION
 
@@ -40,5 +43,38 @@ def test_raw_sends_to_internal_topics_write_nowhere(run: Run, tmp_path: Path) ->
             delivered = await pull(peer, 0, 1, wait_ms=10_000)
             assert delivered.code == ResponseCode.SUCCESS
             assert (await pull(peer, 1, 0)).code == ResponseCode.PULL_NOT_FOUND
+
+    run(main())
+
+
+def test_a_nameserver_with_signed_changes_knows_only_brokers_that_sign(
+    run: Run,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    access = AccessConfig(internal_user="inner:secret")
+    config = NameServerConfig(port=free_port(), signed_changes=True)
+
+    async def route_code(peer: Peer, topic: str) -> int:
+        ext = {"topic": topic}
+        code = RequestCode.GET_ROUTEINFO_BY_TOPIC
+        return (await peer.call(code, ext, timeout_ms=CALL_MS)).code
+
+    async def main() -> None:
+        names = NameServerService(Settings(nameserver=config, access=access))
+        await names.start()
+        address = f"127.0.0.1:{config.port}"
+        stranger, known = Peer(address), Peer(address, sign=signer("inner", "secret"))
+        async with broker(tmp_path, nameservers=address, access=access) as (peer, _):
+            await send(peer, 1, "Fresh")
+            assert await route_code(stranger, "Fresh") == 0
+            drop = {"topic": "Fresh", "clusterName": "DefaultCluster"}
+            code = RequestCode.DELETE_TOPIC_IN_NAMESRV
+            assert (await stranger.call(code, drop, timeout_ms=CALL_MS)).code == NO
+            assert await route_code(stranger, "Fresh") == 0
+            assert (await known.call(code, drop, timeout_ms=CALL_MS)).code == 0
+            assert await route_code(stranger, "Fresh") == ResponseCode.TOPIC_NOT_EXIST
+        await stranger.close()
+        await known.close()
+        await names.stop()
 
     run(main())

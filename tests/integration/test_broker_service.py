@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.config import BrokerConfig, Settings, StoreConfig
+from penstock.config import AccessConfig, BrokerConfig, Settings, StoreConfig
 from penstock.errors import BadSetting
 from penstock.server.broker_service import BrokerService
 from penstock.server.nameserver_service import NameServerService
@@ -32,7 +32,10 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def broker(
-    root: Path, store: StoreConfig | None = None, **config: Any
+    root: Path,
+    store: StoreConfig | None = None,
+    access: AccessConfig | None = None,
+    **config: Any,
 ) -> AsyncIterator[tuple[Peer, BrokerService]]:
     """A broker and a client that is connected to it."""
     settings = Settings(
@@ -40,6 +43,7 @@ async def broker(
             **{"port": free_port(), "data": str(root), "probe_port": 0, "vip_port": 0, **config}
         ),
         store=store or small_config(sync_flush=False),
+        access=access or AccessConfig(),
     )
     service = BrokerService(settings)
     await service.start()

@@ -110,6 +110,11 @@ class NameServerConfig(Checked, frozen=True, forbid_unknown_fields=True):
         str, Doc("The directory of the KV config and of changed settings. Empty: they are kept in "
                  "memory only.", "kvConfigPath", path=True, form="the file in that directory")
     ] = ""  # fmt: skip
+    signed_changes: Annotated[
+        bool, Doc("Accept registrations and all other changes only if the user of "
+                  "access.internal_user or access.initial_user has signed them. Apache's brokers "
+                  "do not sign.")
+    ] = False  # fmt: skip
     broker_expire_ms: Annotated[
         int, Doc("A broker that is silent for this long is removed, unless it asked for a "
                  "different time.", least=1)

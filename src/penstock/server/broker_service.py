@@ -18,6 +18,7 @@ from penstock.clock import Clock, LoopClock
 from penstock.config import LiveSettings, Settings
 from penstock.errors import BadSetting, PenstockError
 from penstock.server.answer_executor import NameServerCalls
+from penstock.server.listener import is_loopback
 from penstock.server.nameserver_registration import NameServerRegistration
 from penstock.server.probe import Probe, serve_probe
 from penstock.server.request_loop import RequestLoop
@@ -138,7 +139,7 @@ class BrokerService:
                 await self._server.listen_also(config.broker.host, vip_port, tls)
             except OSError as error:
                 log.warning("no VIP channel on port %d (vip_port): %s", vip_port, error)
-        if not context.access.enabled() and not _is_loopback(config.broker.host):
+        if not context.access.enabled() and not is_loopback(config.broker.host):
             log.warning(
                 "every client that reaches %s may read and write everything: access control is off "
                 "(access.authentication, access.authorization)",
@@ -251,7 +252,3 @@ def _announced(settings: Settings) -> str:
         probe.connect(("192.0.2.1", 9))
         return str(probe.getsockname()[0])
     return "127.0.0.1"
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")

@@ -249,6 +249,11 @@ class TlsListener(Listener):
                 log.exception("can't check the certificate files")
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on this host."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 def _name(accepted: socket.socket) -> str:
     try:
         host, port, *_ = accepted.getpeername()

@@ -8,8 +8,10 @@ from pathlib import Path
 from penstock.clock import Clock, LoopClock
 from penstock.config import LiveSettings, Settings
 from penstock.nameserver.handlers import NameServer
+from penstock.nameserver.signed_changes import SignedChanges
 from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.persistence import Persistence
+from penstock.server.listener import is_loopback
 from penstock.server.request_loop import RequestLoop
 from penstock.server.server import Server
 from penstock.store.disk import Disk
@@ -37,8 +39,10 @@ class NameServerService:
         """Listen."""
         config = self.settings.current
         limits = config.server
+        access = SignedChanges(config.access) if config.nameserver.signed_changes else None
         request_loop = RequestLoop(
             self.nameserver,
+            access=access,
             frame_bytes_max=limits.frame_bytes_max,
             header_bytes_max=limits.header_bytes_max,
         )
@@ -52,6 +56,13 @@ class NameServerService:
             clock=self._clock,
         )
         await self.server.start(config.nameserver.host, config.nameserver.port, Tls.of(config.tls))
+        if access is None and not is_loopback(config.nameserver.host):
+            log.warning(
+                "every client that reaches %s:%d may register brokers and change routes: set "
+                "nameserver.signed_changes, or protect the port with a firewall",
+                config.nameserver.host,
+                self.server.port,
+            )
         log.info("NameServer is ready on %s:%d", config.nameserver.host, self.server.port)
 
     async def stop(self) -> None:
