@@ -3,7 +3,12 @@
 import time
 from pathlib import Path
 
+import pytest
+
+from penstock import AsyncProducer, Message
+from penstock.client.client_options import ClientKeywords
 from penstock.config import AccessConfig, NameServerConfig, Settings
+from penstock.errors import PenstockError
 from penstock.server.nameserver_service import NameServerService
 from penstock.transport.peer import Peer, Response
 from penstock.wire.codes import RequestCode, ResponseCode
@@ -75,6 +80,32 @@ def test_a_nameserver_with_signed_changes_knows_only_brokers_that_sign(
             assert await route_code(stranger, "Fresh") == ResponseCode.TOPIC_NOT_EXIST
         await stranger.close()
         await known.close()
+        await names.stop()
+
+    run(main())
+
+
+def test_penstock_clients_sign_strictly(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    access = AccessConfig(
+        authentication=True,
+        initial_user="root:root-secret",
+        internal_user="inner:secret",
+        strict_signing=True,
+    )
+    config = NameServerConfig(port=free_port(), signed_changes=True)
+    address = f"127.0.0.1:{config.port}"
+    keys: ClientKeywords = {"access_key": "root", "secret_key": "root-secret"}
+
+    async def main() -> None:
+        names = NameServerService(Settings(nameserver=config, access=access))
+        await names.start()
+        async with broker(tmp_path, nameservers=address, access=access):
+            async with AsyncProducer(address, strict_signing=True, **keys) as producer:
+                assert (await producer.send(Message("T", b"x"))).queue_offset == 0
+                assert len(await producer.send_batch([Message("T", b"x")] * 3)) == 3
+            async with AsyncProducer(address, **keys) as producer:
+                with pytest.raises(PenstockError, match="only strict signatures"):
+                    await producer.send(Message("T", b"x"))
         await names.stop()
 
     run(main())

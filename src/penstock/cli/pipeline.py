@@ -237,6 +237,7 @@ def _connection(cluster: ClusterOptions) -> dict[str, str]:
         "namespace": cluster.namespace,
         "accessKey": cluster.access_key,
         "secretKey": cluster.secret_key,
+        "strictSigning": "true" if cluster.strict_signing else None,
         "tls": "true" if cluster.tls else None,
         "tlsCa": cluster.tls_ca,
         "requestTimeout": str(cluster.timeout_ms),

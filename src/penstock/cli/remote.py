@@ -33,6 +33,7 @@ class ServerAccess:
 
     access_key: str
     secret_key: str
+    strict_signing: bool
     tls: bool
     tls_ca: str
     timeout_ms: int
@@ -48,6 +49,7 @@ class ServerAccess:
         return {
             "access_key": self.access_key,
             "secret_key": self.secret_key,
+            "strict_signing": self.strict_signing,
             "ssl": context or False,
             "timeout_ms": self.timeout_ms,
         }
@@ -167,6 +169,13 @@ _CONNECTION_FLAGS = (
         default="",
         envvar="PENSTOCK_CLIENT_SECRET_KEY",
         help="Password.  [env: PENSTOCK_CLIENT_SECRET_KEY]",
+    ),
+    click.option(
+        "--strict-signing",
+        is_flag=True,
+        envvar="PENSTOCK_CLIENT_STRICT_SIGNING",
+        help="Sign the request code and the time too. Penstock's servers only.  "
+        "[env: PENSTOCK_CLIENT_STRICT_SIGNING]",
     ),
     click.option("--tls", is_flag=True, help="Connect with TLS."),
     click.option(

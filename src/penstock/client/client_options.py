@@ -45,6 +45,7 @@ class ClientOptions:
     access_key: str = ""
     secret_key: str = field(default="", repr=False)
     security_token: str | None = field(default=None, repr=False)
+    strict_signing: bool = False
     ssl: tls.SSLContext | bool = False
     instance_name: str = ""
     timeout_ms: int = 3_000
@@ -85,6 +86,7 @@ class ClientKeywords(TypedDict, total=False):
     access_key: str
     secret_key: str
     security_token: str | None
+    strict_signing: bool
     ssl: tls.SSLContext | bool
     instance_name: str
     timeout_ms: int

@@ -31,7 +31,7 @@ from penstock.transport.peer import Peer, PeerRequest, Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import ConsumerData, HeartbeatData, ProducerData
 from penstock.wire.codes import RequestCode, ResponseCode
-from penstock.wire.signing import signer
+from penstock.wire.signing import signer, strict_signer
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,10 @@ class Session:
         self.clock: Clock = options.clock or LoopClock()
         sign = None
         if options.access_key:
-            sign = signer(options.access_key, options.secret_key, options.security_token)
+            keys = options.access_key, options.secret_key
+            sign = signer(*keys, options.security_token)
+            if options.strict_signing:
+                sign = strict_signer(*keys, self.clock.now_ms, options.security_token)
         self._sign = sign
         self.nameservers = NameServerClient(options, self.clock, sign)
         self.client_id = ""

@@ -95,6 +95,10 @@ class AccessConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  "innerClientAuthenticationCredentials", secret=True, check=check_user,
                  form='`{"accessKey":…,"secretKey":…}`')
     ] = ""  # fmt: skip
+    strict_signing: Annotated[
+        bool, Doc("Accept only strict signatures, which cover the request code and the time. "
+                  "RocketMQ's clients can't make them.")
+    ] = False  # fmt: skip
     key_file: Annotated[
         str, Doc("The file of the key that encrypts stored passwords. It is created if it does not "
                  "exist. Empty: config/penstock-access.key in the store.", path=True)

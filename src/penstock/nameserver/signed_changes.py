@@ -12,8 +12,9 @@ from penstock.config import AccessConfig
 from penstock.errors import BadSetting, NoPermission
 from penstock.rpc.answers import Reply
 from penstock.rpc.command import Command
+from penstock.rpc.signatures import is_request_signed
 from penstock.wire.codes import RequestCode, request_name
-from penstock.wire.signing import ACCESS_KEY, is_signed, text_bytes
+from penstock.wire.signing import ACCESS_KEY, text_bytes
 
 audit = logging.getLogger("penstock.audit")
 
@@ -48,6 +49,7 @@ class SignedChanges:
                 "nameserver.signed_changes needs a user who may sign",
                 hint="set access.internal_user for brokers and access.initial_user for tools",
             )
+        self._strict = access.strict_signing
         self._secrets = {name: text_bytes(password) for name, password in pairs}
 
     def check(self, command: Command) -> Reply | None:
@@ -56,7 +58,7 @@ class SignedChanges:
             return None
         name = command.ext.get(ACCESS_KEY, "")
         secret = self._secrets.get(name)
-        signed = is_signed(command.ext, command.body, secret or b"", version=command.version)
+        signed = is_request_signed(command, secret or b"", strict=self._strict)
         if secret is not None and signed:
             command.user = name
             return None

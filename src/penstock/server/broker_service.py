@@ -34,7 +34,7 @@ from penstock.store.store import MessageStore
 from penstock.transport.peer import Peer, Sign
 from penstock.transport.tls import Tls, outgoing_context
 from penstock.wire.codes import RequestCode
-from penstock.wire.signing import signer
+from penstock.wire.signing import strict_signer
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,8 @@ class BrokerService:
         context = None
         if tls.mode == "enforcing":  # any certificate will do: it is our own
             context = outgoing_context(msgspec.structs.replace(tls, outgoing=True, outgoing_ca=""))
-        peer = Peer(address, ssl=context, sign=_signer(broker), clock=self._clock)
+        sign = _signer(broker, self._clock)
+        peer = Peer(address, ssl=context, sign=sign, clock=self._clock)
         try:
             await peer.call(RequestCode.GET_MAX_OFFSET, {}, timeout_ms=SELF_CHECK_MS)
         except PenstockError as error:
@@ -173,7 +174,7 @@ class BrokerService:
             broker.registration,
             address,
             f"{host}:{int(port) + 1}",
-            sign=_signer(broker),
+            sign=_signer(broker, self._clock),
             ssl=outgoing_context(self.settings.current.tls),
             on_order_config=lambda config: topics.mark_ordered(config, clock.now_ms()),
             clock=clock,
@@ -220,9 +221,10 @@ class BrokerService:
             await asyncio.get_running_loop().run_in_executor(None, broker.close)
 
 
-def _signer(broker: Broker) -> Sign | None:
+def _signer(broker: Broker, clock: Clock) -> Sign | None:
+    """Strict signatures: Apache's NameServers check none."""
     credentials = broker.context.access.internal()
-    return None if credentials is None else signer(*credentials)
+    return None if credentials is None else strict_signer(*credentials, clock.now_ms)
 
 
 def _resolve(address: str) -> str:

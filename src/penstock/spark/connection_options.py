@@ -21,6 +21,7 @@ CONNECTION_OPTIONS: Final = (
     "accessKey",
     "secretKey",
     "securityToken",
+    "strictSigning",
     "tls",
     "tlsCa",
     "tlsCert",
@@ -160,6 +161,7 @@ class ConnectionOptions:
     access_key: str = ""
     secret_key: str = field(default="", repr=False)
     security_token: str | None = field(default=None, repr=False)
+    strict_signing: bool = False
     tls: bool = False
     tls_ca: str | None = None
     tls_cert: str | None = None
@@ -180,6 +182,7 @@ class ConnectionOptions:
             access_key=given.text("accessKey") or "",
             secret_key=given.text("secretKey") or "",
             security_token=given.text("securityToken"),
+            strict_signing=given.boolean("strictSigning", default=False),
             tls=given.boolean("tls", default=False),
             tls_ca=given.text("tlsCa"),
             tls_cert=given.text("tlsCert"),
@@ -199,6 +202,7 @@ class ConnectionOptions:
             "namespace": self.namespace,
             "access_key": self.access_key,
             "secret_key": self.secret_key,
+            "strict_signing": self.strict_signing,
             "timeout_ms": self.timeout_ms,
         }
         if self.security_token is not None:

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.signing import is_signed, signed, signer, text_bytes
+from penstock.wire.signing import (
+    TIME_TOLERANCE_MS,
+    is_signed,
+    is_strictly_signed,
+    signed,
+    signer,
+    strict_signer,
+    text_bytes,
+)
 
 EXT = {"topic": "TopicTest", "queueId": "3", "Z": "z", "_UNIQUE_KEY_QUERY": "true"}
 
@@ -86,3 +94,53 @@ def test_a_signer_signs_each_request() -> None:
     assert sign(10, {"a": "1"}, b"x") == signed(
         {"a": "1"}, b"x", access_key="user", secret_key="s", token="t"
     )
+
+
+NOW_MS = 1_700_000_000_000
+
+
+def strictly_signed(code: int = 310, ext: dict[str, str] | None = None) -> dict[str, str]:
+    return strict_signer("ann", "secret", lambda: NOW_MS, "token")(code, ext or EXT, b"body")
+
+
+def test_a_strict_signature_covers_code_names_values_and_body() -> None:
+    fields = strictly_signed()
+    assert fields["SecurityToken"] == "token"
+    assert "Signature" not in fields
+
+    def valid(
+        code: int, ext: dict[str, str], body: bytes = b"body", key: bytes = b"secret"
+    ) -> bool:
+        return is_strictly_signed(code, ext, body, key, now_ms=NOW_MS)
+
+    assert valid(310, fields)
+    assert not valid(105, fields)
+    assert not valid(310, fields, b"Body")
+    assert not valid(310, fields, key=b"guess")
+    renamed = {("topiC" if name == "topic" else name): text for name, text in fields.items()}
+    moved = fields | {"queueId": "", "topic": "3TopicTest"}
+    for changed in (renamed, moved, fields | {"more": ""}, fields | {"SignedAt": str(NOW_MS + 1)}):
+        assert not valid(310, changed)
+    for missing in ("SignedAt", "StrictSignature"):
+        assert not valid(310, {name: text for name, text in fields.items() if name != missing})
+
+
+def test_a_strict_signature_expires() -> None:
+    fields = strictly_signed()
+    for later_ms, valid in ((TIME_TOLERANCE_MS, True), (TIME_TOLERANCE_MS + 1, False)):
+        for now_ms in (NOW_MS + later_ms, NOW_MS - later_ms):
+            found = is_strictly_signed(310, fields, b"body", b"secret", now_ms=now_ms)
+            assert found is valid
+
+
+@given(st.dictionaries(st.text(), st.text()), st.dictionaries(st.text(), st.text()))
+def test_a_strict_signature_is_of_one_request_only(
+    ext: dict[str, str], other: dict[str, str]
+) -> None:
+    sign = strict_signer("ann", "secret", lambda: NOW_MS)
+    fields = sign(310, ext, b"")
+    assert is_strictly_signed(310, fields, b"", b"secret", now_ms=NOW_MS)
+    forged = {**other, **{name: fields[name] for name in fields if name not in ext}}
+    signature = fields["StrictSignature"]
+    same = forged == fields or sign(310, other, b"")["StrictSignature"] == signature
+    assert is_strictly_signed(310, forged, b"", b"secret", now_ms=NOW_MS) is same

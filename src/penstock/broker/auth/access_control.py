@@ -26,8 +26,9 @@ from penstock.config import LiveSettings
 from penstock.errors import NoPermission, PenstockError
 from penstock.rpc.answers import EffectQueue, PersistSoon, Reply
 from penstock.rpc.command import Command
+from penstock.rpc.signatures import is_request_signed
 from penstock.wire.codes import request_name
-from penstock.wire.signing import ACCESS_KEY, is_signed
+from penstock.wire.signing import ACCESS_KEY, STRICT_SIGNATURE, TIME_TOLERANCE_MS
 
 audit = logging.getLogger("penstock.audit")
 log = logging.getLogger("penstock.access")
@@ -55,6 +56,7 @@ class AccessControl:
         self._rights = RequestRights(settings.current.broker.cluster)
         self._authorization = access.authorization
         self._enabled = access.authentication or access.authorization
+        self._strict = access.strict_signing
         self._initial = credentials_of(access.initial_user)
         self._internal = credentials_of(access.internal_user)
         self._allowed: set[tuple[str, str, RequiredRight]] = set()
@@ -88,7 +90,7 @@ class AccessControl:
         source = command.peer.rpartition(":")[0]
         name = command.ext.get(ACCESS_KEY, "")
         user = self.table.users.get(name, _ANONYMOUS)
-        signed = is_signed(command.ext, command.body, user.secret, version=command.version)
+        signed = is_request_signed(command, user.secret, strict=self._strict)
         if user is _ANONYMOUS or not signed or not user.is_enabled:
             return self._refuse_user(command, rights, user, signed)
         command.user = name
@@ -175,8 +177,13 @@ class AccessControl:
         if signed and user is not _ANONYMOUS:
             return _refuse(command, name, right, "the user is disabled")
         why = "unknown user or wrong signature"
-        reason = "wrong signature" if user is not _ANONYMOUS else "unknown user"
-        return _refuse(command, name, right, why, logged=reason)
+        if self._strict and STRICT_SIGNATURE not in command.ext:
+            why = "only strict signatures are accepted (access.strict_signing)"
+        elif STRICT_SIGNATURE in command.ext:
+            why += f", or a clock differs by more than {TIME_TOLERANCE_MS // 1000} s"
+        reason = why.removeprefix("unknown user or ") if user is not _ANONYMOUS else "unknown user"
+        hint = "check the user name, the secret key and strict_signing of the client"
+        return _refuse(command, name, right, why, logged=reason, hint=hint)
 
     def _audit(self, command: Command, rights: CodeRights, name: str, source: str) -> None:
         try:
@@ -201,7 +208,13 @@ def credentials_of(text: str) -> Credentials | None:
 
 
 def _refuse(
-    command: Command, name: str, right: RequiredRight, why: str, *, logged: str = ""
+    command: Command,
+    name: str,
+    right: RequiredRight,
+    why: str,
+    *,
+    logged: str = "",
+    hint: str = "show the rules with mqadmin getAcl or `penstock acl get`",
 ) -> Reply:
     source = command.peer.rpartition(":")[0] or "an unknown address"
     subject, resource = _subject(name), _printable(right.resource())
@@ -217,9 +230,7 @@ def _refuse(
     error = NoPermission(
         f"{subject} may not {right.action()} {resource} from {source} "
         f"({request_name(command.code)}): {why}",
-        hint="sign with an access key and its secret key"
-        if not name
-        else "show the rules with mqadmin getAcl or `penstock acl get`",
+        hint=hint if name else "sign with an access key and its secret key",
     )
     return Reply(error.code, remark=error.remark())
 

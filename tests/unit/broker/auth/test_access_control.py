@@ -10,7 +10,9 @@ from penstock.broker.auth.access_control import CACHE_MAX, AccessControl, Creden
 from penstock.broker.auth.users import AccessTable
 from penstock.config import AccessConfig, BrokerConfig, LiveSettings, Settings
 from penstock.rpc.answers import EffectQueue, PersistSoon
+from penstock.rpc.command import Command
 from penstock.wire.codes import RequestCode, ResponseCode
+from penstock.wire.signing import strict_signer
 
 from .access_kit import ON, PEER, AccessFixture, command, rule
 
@@ -227,3 +229,31 @@ def test_a_server_without_a_super_user_logs_a_warning(caplog: pytest.LogCaptureF
     access.seed(7)
     assert "access.initial_user" in caplog.text
     assert access.internal() is None
+
+
+def strict_command(code: int, ext: dict[str, str], now_ms: int = 5) -> Command:
+    fields = strict_signer("ann", "annann", lambda: 5)(code, ext, b"")
+    return Command(code, fields, peer=PEER, now_ms=now_ms, version=493)
+
+
+def test_strict_signatures_are_accepted_beside_those_of_rocketmq(env: AccessFixture) -> None:
+    assert env.access.check(strict_command(SEND, {"b": "t"})) is None
+    assert env.allows("ann", SEND, {"b": "t"})
+    captured = strict_command(SEND, {"b": "t"})
+    for code in (PULL, RequestCode.UPDATE_BROKER_CONFIG):
+        refusal = env.access.check(Command(code, captured.ext, peer=PEER, now_ms=5, version=493))
+        assert refusal is not None
+        assert "wrong signature" in (refusal.remark or "")
+    late = env.access.check(strict_command(SEND, {"b": "t"}, now_ms=400_000))
+    assert late is not None
+    assert "a clock differs by more than 300 s" in (late.remark or "")
+
+
+def test_strict_signing_refuses_signatures_of_rocketmq() -> None:
+    strict = AccessConfig(authentication=True, authorization=True, strict_signing=True)
+    env = AccessFixture(strict)
+    env.add("ann", rule("Topic:t", "Pub"))
+    assert env.access.check(strict_command(SEND, {"b": "t"})) is None
+    refusal = env.check("ann", SEND, {"b": "t"})
+    assert refusal is not None
+    assert "only strict signatures are accepted" in (refusal.remark or "")
