@@ -314,6 +314,14 @@ class PeerLost(PeerError):
     hint = "retry: the next call opens a new connection"
 
 
+class NotNameServer(PeerError):
+    """The server does not know the requests that every NameServer answers."""
+
+    code = 3  # REQUEST_CODE_NOT_SUPPORTED
+    retry = False
+    hint = "this is probably a broker; the NameServer is usually on port 9876 (brokers: 10911)"
+
+
 # --- clients -------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,15 @@ from collections.abc import Mapping
 
 from penstock.client.client_options import ClientOptions
 from penstock.clock import Clock, pause
-from penstock.errors import NoNameServer, NoRoute, PeerError, PenstockError, refusal
+from penstock.errors import (
+    NoNameServer,
+    NoRoute,
+    NotNameServer,
+    PeerError,
+    PeerUnreachable,
+    PenstockError,
+    refusal,
+)
 from penstock.transport.peer import Peer, Response, Sign, split_address
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import TopicList, TopicRouteData
@@ -25,6 +33,10 @@ LIST_REFRESH_MS = 120_000
 LIST_TIMEOUT_S = 3.0
 LIST_BYTES_MAX = 64 * 1024
 SIMILAR_TOPICS_MAX = 3
+EVERY_NAMESERVER = frozenset(
+    (RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO)
+)
+"""Requests that every NameServer answers, and no broker does."""
 
 
 class NameServerClient:
@@ -46,6 +58,11 @@ class NameServerClient:
         if self._url is not None:
             await self._read_list(self._url)
             self._refresh_task = asyncio.ensure_future(self._keep_list_fresh(self._url))
+
+    @property
+    def reached(self) -> bool:
+        """Whether a NameServer has answered this client."""
+        return bool(self._last_good)
 
     async def close(self) -> None:
         if self._refresh_task is not None:
@@ -72,6 +89,10 @@ class NameServerClient:
             except PeerError as error:
                 failures.append(error)
                 continue
+            if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED and code in EVERY_NAMESERVER:
+                message = "this server is not a NameServer"
+                failures.append(NotNameServer(message, address=address))
+                continue
             if answer.code == ResponseCode.SYSTEM_BUSY:
                 failures.append(refusal(answer.code, answer.remark, address))
                 continue
@@ -80,7 +101,12 @@ class NameServerClient:
                 self._last_good = address
             return answer
         reasons = "; ".join(error.message for error in failures) or f"{self._url} lists none"
-        raise NoNameServer(f"no NameServer answers: {reasons}", attempts=tuple(failures))
+        hints = {error.hint for error in failures}
+        raise NoNameServer(
+            f"no NameServer answers: {reasons}",
+            attempts=tuple(failures),
+            hint=None if hints <= {PeerUnreachable.hint} or len(hints) > 1 else hints.pop(),
+        )
 
     async def call_all(
         self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b""

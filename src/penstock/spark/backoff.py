@@ -8,6 +8,7 @@ from penstock.clock import Clock, pause
 from penstock.errors import (
     AllFailed,
     NoPermission,
+    NotNameServer,
     PeerUntrusted,
     PenstockError,
     SendFailed,
@@ -43,9 +44,12 @@ def as_temporary(error: PenstockError) -> PenstockError:
 
 
 def permanent_cause(error: PenstockError) -> PenstockError | None:
-    """The error to raise without a retry: the server is not trusted. None for other errors."""
+    """The error to raise without a retry: the server is not trusted, or is not a NameServer.
+    None for other errors."""
     if isinstance(error, PeerUntrusted):
         return TlsError(error.message, hint=error.hint)
+    if isinstance(error, NotNameServer):
+        return error
     if isinstance(error, AllFailed):
         causes = [permanent_cause(cause) for cause in error.attempts]
         return causes[-1] if causes and all(causes) else None

@@ -45,6 +45,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+FIRST_CONTACT_MS: Final = 5_000
+"""How long to wait for a NameServer that has never answered. With the last attempt it is at most
+10 s."""
 _NO_OFFSET: Final = "-1"
 """Apache's answer for a queue that it has not created yet, and for a search without a result."""
 
@@ -334,22 +337,31 @@ class AsyncClusterMetadata(Lifetime):
     async def with_retries(self, work: Callable[[], Awaitable[T]]) -> T:
         """The result of `work`, which is retried while servers are unavailable.
 
-        Raises ReadGaveUp, and TlsError for a server that is not trusted.
+        Raises ReadGaveUp, TlsError for a server that is not trusted, and NoNameServer if none
+        has ever answered: then the address is probably wrong, and waiting longer does not help.
         """
         is_logged = False
+        clock = self._session.clock
+        began_ms = clock.monotonic_ms()
 
         async def attempt() -> T:
             nonlocal is_logged
             try:
                 return await work()
             except PenstockError as error:
+                if (
+                    isinstance(error, NoNameServer)
+                    and not self._session.nameservers.reached
+                    and clock.monotonic_ms() - began_ms >= FIRST_CONTACT_MS
+                ):
+                    raise _Permanent(error) from None
                 if error.retry and permanent_cause(error) is None and not is_logged:
                     is_logged = True
                     log.warning("waiting up to %g s: %s", self._timeout_ms / 1000, error)
                 raise
 
         try:
-            return await retry(self._session.clock, self._timeout_ms, attempt)
+            return await retry(clock, self._timeout_ms, attempt)
         except _Permanent as error:
             raise error.reason from None
         except PenstockError as error:

@@ -39,6 +39,7 @@ __all__ = ["Call", "Peer", "PeerConnection", "PeerRequest", "Response", "split_a
 log = logging.getLogger(__name__)
 
 CONNECT_MS = 3_000
+NO_TLS_HINT = "the server may not use TLS: turn TLS off in the client, or on at the server"
 
 Sign: TypeAlias = Callable[[int, Mapping[str, str], bytes], Mapping[str, str]]
 """(code, fields, body) → the fields to send, including the signature."""
@@ -225,7 +226,11 @@ class Peer:
             raise PeerUntrusted(message, address=self.address) from None
         except (OSError, UnicodeError) as error:  # refused, no such name, TLS failed
             message = f"can't connect: {_reason(error)}"
-            raise PeerUnreachable(message, address=self.address) from None
+            hint = None
+            if self._ssl is not None and isinstance(error, tls.SSLError | ConnectionResetError):
+                reason = _reason(error) or "the server closed the connection"
+                message, hint = f"the TLS handshake failed: {reason}", NO_TLS_HINT
+            raise PeerUnreachable(message, address=self.address, hint=hint) from None
 
     async def _open(self) -> PeerConnection:
         """A connection to the first address of the host that accepts it."""

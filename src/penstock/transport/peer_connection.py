@@ -24,11 +24,13 @@ frames."""
 
 CLOSE_MS = 1_000
 """How long a closing connection may take to send what was written."""
+NEEDS_TLS_HINT = "the server may require TLS: turn it on in the client; otherwise retry"
 SILENT_MS = 3_000
 """When a call times out and nothing was received since it was sent, and for at least this long, the
 connection is considered dead."""
 
 _BUFFER_BYTES = 64 * 1024
+_TLS_ALERT = b"\x15\x03"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._clock = clock
         self._cause = ""
+        self._encrypted = False
+        self._speaks_tls = False  # the server has answered in TLS, and this side does not use it
         self._alarm: Alarm | None = None
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self.calls.request.bind(self._buffer)
@@ -170,6 +174,7 @@ class PeerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=OUTPUT_BYTES_MAX)
+        self._encrypted = transport.get_extra_info("ssl_object") is not None
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._cause:
@@ -196,8 +201,10 @@ class PeerConnection(asyncio.BufferedProtocol):
         try:
             self._read_frames()
         except WireError as error:
-            log.warning("closing the connection to %s: invalid frame: %s", self._address, error)
-            self.abort(f"the server sent an invalid frame: {error}")
+            self._speaks_tls = self._buffer[self._begin : self._begin + 2] == _TLS_ALERT
+            reason = "this is TLS" if self._speaks_tls else str(error)
+            log.warning("closing the connection to %s: invalid frame: %s", self._address, reason)
+            self.abort(f"the server sent an invalid frame: {reason}")
 
     # --- frames
 
@@ -279,7 +286,12 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._resumed = None
 
     def _lost_error(self) -> PeerLost:
-        return PeerLost(self._cause or "the connection was closed", address=self._address)
+        silent = self.calls.reads == 0 and not self._encrypted
+        return PeerLost(
+            self._cause or "the connection was closed",
+            address=self._address,
+            hint=NEEDS_TLS_HINT if silent or self._speaks_tls else None,
+        )
 
 
 def _copy(request: Request, connection: PeerConnection) -> PeerRequest:
