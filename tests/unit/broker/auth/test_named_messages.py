@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,32 @@ def test_a_transaction_is_ended_only_with_the_right_on_its_topic(env: AccessBrok
         assert env.ask_as("eve", RequestCode.END_TRANSACTION, ext).code == NO
     assert env.ask_as(ROOT, RequestCode.END_TRANSACTION, end | {"commitOrRollback": "8"}).code == 0
     assert env.store.max_offset("secret", 0) == 1
+
+
+def test_no_request_code_returns_a_message_of_a_denied_topic(env: AccessBroker) -> None:
+    """Every code, with fields that name a denied message while the user's own topic is named."""
+    denied = (stored(env, "secret", KEYS="k"), stored_half(env), stored_timer(env))
+    for offset, code in product(denied, RequestCode):
+        ext = {
+            "topic": "own", "b": "own", "a": "g", "c": "TBW102", "d": "4", "e": "0", "f": "0",
+            "g": "1", "h": "0", "i": "", "consumerGroup": "g", "group": "g", "groupName": "g",
+            "producerGroup": "p", "clientId": "id-eve", "clientID": "id-eve", "queueId": "0",
+            "queueOffset": "0", "offset": str(offset), "commitLogOffset": str(offset),
+            "tranStateTableOffset": "0", "commitOrRollback": "8", "msgId": message_id(offset),
+            "key": "k", "maxNum": "32", "beginTimestamp": "0", "endTimestamp": str(1 << 60),
+            "timestamp": "0", "maxMsgNums": "32", "sysFlag": "4", "commitOffset": "0",
+            "subscription": "*", "subVersion": "0", "suspendTimeoutMillis": "0", "pollTime": "0",
+            "invisibleTime": "60000", "initMode": "0", "delayLevel": "0", "index": "0",
+            "count": "9", "extraInfo": f"0 {env.now_ms} 60000 0 0 broker-a 0 0",
+        }  # fmt: skip
+        answer = env.answer_to("eve", code, ext)
+        effects = env.broker.effects.take()
+        for given in (answer, *effects):
+            assert b"content" not in getattr(given, "body", b""), (code, offset)
+    env.pass_seconds(10)
+    for name in ("%RETRY%g", "%DLQ%g", "%RETRY%g_own", "%RETRY%g+own"):
+        assert env.store.max_offset(name, 0) == 0, "no copy for the group of eve"
+    shown = env.ask_as(
+        "eve", RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(stored(env, "own")), "topic": "own"}
+    )
+    assert b"content" in shown.body, "eve still has her rights"
