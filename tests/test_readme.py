@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,18 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = ("README.md", "docs/client.md", "docs/store.md")
+FEATURES = (
+    "delay",
+    "filters",
+    "order",
+    "pop",
+    "request-reply",
+    "retry",
+    "timers",
+    "trace",
+    "transactions",
+)
+FEATURE_PAGES = tuple(f"docs/{name}.md" for name in FEATURES)
 NAMESERVER_PORT, BROKER_PORT, PROBE_PORT = 9876, 10911, 10913
 TIMEOUT_S = 60.0
 SPARK_TIMEOUT_S = 240.0
@@ -125,6 +138,27 @@ def test_the_examples_run(page: str, tmp_path: Path) -> None:
         reader.stop()
     languages = {language for language, _ in blocks}
     assert languages >= ({"console"} if page == "docs/store.md" else {"python", "console"})
+
+
+@pytest.mark.parametrize("page", FEATURE_PAGES)
+def test_feature_pages_begin_with_python_and_show_java_too(page: str, features: Reader) -> None:
+    blocks = BLOCK.findall((ROOT / page).read_text())
+    languages = [language for language, _ in blocks]
+    assert languages[:2] == ["python", "java"]
+    for language, block in blocks:
+        if language == "python":
+            features.run_python(block)
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """A running cluster for the examples of the feature pages."""
+    reader = Reader(tmp_path_factory.mktemp("features"))
+    reader.run_console("$ penstock up\n")
+    try:
+        yield reader
+    finally:
+        reader.stop()
 
 
 def test_the_readme_names_the_two_commands() -> None:
