@@ -212,6 +212,22 @@ def test_the_chart_is_drawn(scenario: Scenario, tmp_path: Path, ending: str) -> 
     assert picture.stat().st_size > 10_000
 
 
+def test_the_legend_tells_the_percentiles_of_a_step_apart(
+    scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **kwargs: figures.append(figure))
+    draw(figures_of(scenario), tmp_path / "picture.png", title="A scenario")
+    legend = figures[0].axes[1].get_legend()
+    assert legend is not None
+    lines = [line for line in legend.get_lines() if line.get_label().startswith("push,")]
+    assert len(lines) == 3
+    assert len({line.get_marker() for line in lines}) == 3
+    assert len({line.get_linestyle() for line in lines}) == 3
+
+
 @pytest.mark.parametrize("name", ["picture.xyz", "picture", "nowhere/picture.png"])
 def test_an_invalid_chart_path_is_refused(tmp_path: Path, name: str) -> None:
     result = CliRunner().invoke(demo, ["pipeline", "--picture", str(tmp_path / name)])

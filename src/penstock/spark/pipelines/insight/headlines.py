@@ -19,7 +19,7 @@ QUEUES: Final = "queues"
 RATES: Final = "rates"
 HEADLINES_EACH: Final = 2
 MESSAGES_MIN: Final = 100
-"""Shares of fewer messages mean little: one of two messages is half of them."""
+"""Shares and percentiles of fewer messages mean little: one of two messages is half of them."""
 HOT_SHARE: Final = 0.1
 HOT_SKEW: Final = 10
 HIGH_LOAD: Final = 1.5
@@ -68,8 +68,12 @@ def _lag(data: ReportData) -> Iterator[str]:
 
 
 def _latency(data: ReportData) -> Iterator[str]:
-    """The slowest topic of the last stage that was measured."""
-    slowest = max(data.latencies.rows, key=_stage_number, default=None)
+    """The slowest topic of the last stage that was measured.
+
+    A few messages make no finding: a single delayed one would be the slowest topic.
+    """
+    measured = (row for row in data.latencies.rows if row["count"] >= MESSAGES_MIN)
+    slowest = max(measured, key=_stage_number, default=None)
     if slowest is not None:
         group = "" if slowest["group"] is None else f" in the group {_name(slowest['group'])}"
         yield (

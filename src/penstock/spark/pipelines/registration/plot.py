@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 ACCEPTED_COLORS: Final = ("#2a6f97", "#61a5c2", "#a9d6e5")
 OTHER_COLORS: Final = ("#b23a48", "#e07a5f", "#f2cc8f")
 STEP_COLORS: Final = ("#2a6f97", "#e9a03b", "#b23a48")
+PERCENTILE_STYLES: Final = {"p50_ms": ".:", "p95_ms": "o-", "p99_ms": "^--"}
+"""Markers and lines that also differ in the small legend."""
 _HEIGHT: Final = 8.5
 _WIDTH: Final = 10
 
@@ -92,10 +94,10 @@ def draw(
     counts_axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
     for color, step in zip(cycle(STEP_COLORS), steps, strict=False):
-        for percentile, style in (("p50_ms", ":"), ("p95_ms", "-"), ("p99_ms", "--")):
+        for percentile, style in PERCENTILE_STYLES.items():
             values_s = [_seconds(statistics, minute, step, percentile) for minute in minutes]
             name = f"{step}, {percentile.removesuffix('_ms')}"
-            latency_axes.plot(positions, values_s, style, marker=".", color=color, label=name)
+            latency_axes.plot(positions, values_s, style, color=color, label=name)
         missing = [_value(statistics, minute, step, "missing") for minute in minutes]
         shift = (steps.index(step) - (len(steps) - 1) / 2) * 0.8 / len(steps)
         bars = [position + shift for position in positions]
@@ -112,7 +114,7 @@ def draw(
     for axes in (counts_axes, latency_axes, stuck_axes):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.3)
-        axes.legend(fontsize="x-small", ncols=3, loc="upper right")
+        axes.legend(fontsize="x-small", ncols=3, loc="upper right", handlelength=5)
     figure.suptitle(title)
     figure.savefig(path, dpi=130)
 
