@@ -55,10 +55,10 @@ async def broker(
         await service.stop()
 
 
-async def send(peer: Peer, number: int, topic: str = "T") -> Response:
+async def send(peer: Peer, number: int, topic: str = "T", *, properties: str = "") -> Response:
     ext = {
         "a": "g", "b": topic, "c": "TBW102", "d": "4", "e": str(number % 4), "f": "0", "g": "1",
-        "h": "0", "i": f"UNIQ_KEY\x01{number:032X}\x02",
+        "h": "0", "i": f"UNIQ_KEY\x01{number:032X}\x02{properties}",
     }  # fmt: skip
     return await peer.call(RequestCode.SEND_MESSAGE_V2, ext, b"%d" % number, timeout_ms=CALL_MS)
 
@@ -145,6 +145,26 @@ def test_under_sync_flush_every_response_follows_its_flush(run: Run, tmp_path: P
             await asyncio.gather(*asking)
             await other.close()
             assert set(codes) == {0}
+
+    run(body())
+
+
+def test_delivered_delays_are_saved_before_the_regular_time(
+    run: Run,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Otherwise a broker that crashes again and again delivers them each time."""
+
+    async def body() -> None:
+        rarely = {"flush_pages_least": 1 << 20, "flush_thorough_ms": 3_600_000}
+        config = msgspec.structs.replace(small_config(sync_flush=False), **rarely)
+        async with broker(tmp_path, config, offset_persist_ms=3_600_000) as (peer, _):
+            await send(peer, 0, properties="DELAY\x011\x02")
+            assert (await pull(peer, 0, 0, CALL_MS)).code == 0
+            file = tmp_path / "config" / "delayOffset.json"
+            async with asyncio.timeout(CALL_MS / 1000):
+                while not file.exists() or b"1:1" not in b"".join(file.read_bytes().split()):
+                    await asyncio.sleep(0.05)
 
     run(body())
 

@@ -222,6 +222,8 @@ class Broker:
         context = self.context
         for service in self._timed:
             service.tick(now_ms)
+        if context.delay.take_save(now_ms):
+            self.effects.put(PersistSoon(context.delay.table))
         context.clients.tick(now_ms)
         context.stats.tick(now_ms)
         if not 0 <= now_ms - self._store_ms < STORE_TICK_MS:

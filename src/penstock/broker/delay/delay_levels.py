@@ -9,7 +9,9 @@ queue is in the order of delivery. Its entries hold the delivery time in place o
 
 The event loop never waits for the disk. `tick` delivers a bounded number of messages; `due` says
 when to call it again. The offset of a level is saved only when the delivered messages are on the
-disk: after a crash some are delivered twice, but none is lost.
+disk: after a crash some are delivered twice, but none is lost. Their flush is demanded every
+SAVE_MS, and the offsets are saved with the next tick, so that a broker that crashes again and again
+repeats only what it delivered in the last second.
 """
 
 import logging
@@ -54,6 +56,8 @@ POLL_MS: Final = 5
 """Interval at which a read in the thread pool is polled."""
 RETRY_MS: Final = 100
 """Pause after the store refused a message, as in RocketMQ."""
+SAVE_MS: Final = 500
+"""Interval at which delivered messages are flushed and offsets are saved while there are any."""
 NEVER: Final = 1 << 62
 
 TIMER_PROPERTIES: Final = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
@@ -131,6 +135,7 @@ class Delay:
         self.late_ms = 0  # of the last delivered message
         self._round_robin = 0
         self._refused = False
+        self._demanded_ms = self._saved_ms = 0
 
     # --- redirect
 
@@ -219,6 +224,19 @@ class Delay:
                 level.unflushed = None
             if level.unflushed is None and level.offset != self.table.get(level.number):
                 level.unflushed = (level.offset, self._store.log.end)
+        if any(level.unflushed is not None for level in self.levels.values()) and not (
+            0 <= now_ms - self._demanded_ms < SAVE_MS
+        ):
+            self._demanded_ms = now_ms
+            self._store.writer.publish()  # what this tick has put is to be flushed as well
+            self._store.flusher.demand()
+
+    def take_save(self, now_ms: int) -> bool:
+        """Whether the table of offsets is to be saved now, before the regular time."""
+        if not self.table.dirty or 0 <= now_ms - self._saved_ms < SAVE_MS:
+            return False
+        self._saved_ms = now_ms
+        return True
 
     # --- one level
 

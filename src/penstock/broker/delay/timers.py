@@ -422,6 +422,8 @@ class Timers:
             self._saved_state = self._state()
             progress = self.files.progress._replace(log_end=self.files.log.end)
             self._unflushed = (progress, self._store.log.end)
+            self._store.writer.publish()
+            self._store.flusher.demand()  # a crash repeats what was delivered since the last flush
         self._written_ms = now_ms
         progress_to_save = None
         if self._unflushed is not None and self._store.flusher.flushed() >= self._unflushed[1]:
