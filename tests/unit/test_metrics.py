@@ -109,7 +109,7 @@ def fake_broker() -> Any:
     offsets = {"orders@pay": {0: 2, 1: 0}, "%RETRY%pay@pay": {0: 9}}
     store = SimpleNamespace(
         queues=SimpleNamespace(rows=rows), refusal=None,
-        log=SimpleNamespace(end=5000, begin=lambda: 1000),
+        log=SimpleNamespace(end=5000, begin=lambda: 1000, damaged={7}),
         flusher=SimpleNamespace(flushed=lambda: 4900),
         report=Report(damaged_ranges=2, damaged_bytes=600, saved_bytes=70),
         min_offset=lambda topic, queue: 1, max_offset=lambda topic, queue: 7,
@@ -205,6 +205,7 @@ def broker_registry(broker: Any = None) -> Registry:
          {"storage_type": "local", "storage_medium": "disk"}, 100),
         ("penstock_store_damaged_ranges", {}, 2),
         ("penstock_store_damaged_bytes", {}, 600),
+        ("penstock_store_damaged_records", {}, 1),
         ("penstock_store_truncated_bytes", {}, 70),
         ("penstock_store_writable", {}, 1),
         ("penstock_connections", {}, 2),

@@ -257,6 +257,11 @@ def _add_storage(registry: Registry, context: BrokerContext) -> None:
         read=lambda: store.report.damaged_bytes,
     )
     registry.gauge(
+        "penstock_store_damaged_records",
+        "Damaged messages that reads have found since the start; they are not delivered.",
+        read=lambda: len(store.log.damaged),
+    )
+    registry.gauge(
         "penstock_store_truncated_bytes",
         "Bytes that the recovery at the start cut from the log's end, after saving them.",
         read=lambda: store.report.saved_bytes,

@@ -333,7 +333,7 @@ class PullHandler:
         if not reader.copy_to(output):
             return self._read_in_thread(pull)
         found = GetResult(
-            get.FOUND,
+            get.FOUND if reader.count else get.MESSAGE_WAS_REMOVING,  # all of them are damaged
             reader.next_offset,
             reader.min_offset,
             reader.max_offset,
@@ -358,6 +358,8 @@ class PullHandler:
                     status = get.MESSAGE_WAS_REMOVING
                 if status != get.MESSAGE_WAS_REMOVING:
                     break
+            if status == get.FOUND and reader.count == 0:  # all of them are damaged
+                status = get.MESSAGE_WAS_REMOVING
             return GetResult(
                 status,
                 reader.next_offset,

@@ -125,6 +125,10 @@ class StoreConfig(Checked, frozen=True, forbid_unknown_fields=True):
         bool, Doc("The files can be read by the group of the broker's system user, for Spark jobs "
                   "that read log files. Others can never read them.")
     ] = False  # fmt: skip
+    check_cold_reads: Annotated[
+        bool, Doc("Check the CRC of messages that are read from disk or page cache, and deliver no "
+                  "damaged ones.", live=True)
+    ] = True  # fmt: skip
     retain_hours: Annotated[
         int, Doc("Segments older than this may be deleted.", "fileReservedTime", live=True)
     ] = 72

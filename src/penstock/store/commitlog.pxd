@@ -13,6 +13,7 @@ cdef class CommitLog:
     cdef readonly long long end
     cdef readonly long long written
     cdef public long long hot_from
+    cdef readonly set damaged
     cdef readonly long long rolls
     cdef public object refusal
     cdef Segment _current

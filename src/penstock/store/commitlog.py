@@ -10,6 +10,7 @@ read of a connection, because a store into a page under writeback stalls (sync f
 Positions: `end` (appended) ≥ `written` (in the page cache) ≥ flushed (on the disk).
 """
 
+import logging
 from concurrent.futures import Future
 
 from penstock.errors import NotWriteable, StoreError
@@ -18,6 +19,10 @@ from penstock.store.segment import PREFAULT_BYTES, Segment, SegmentList
 from penstock.wire import layout, octets
 from penstock.wire.record import Record
 
+log = logging.getLogger(__name__)
+
+DAMAGED_MAX = 10_000
+"""The maximum number of damaged records that are remembered, so that each is logged once."""
 STAGING_BYTES = 1024 * 1024
 _PREFAULT_BYTES = PREFAULT_BYTES
 
@@ -40,6 +45,8 @@ class CommitLog:
         self.written: int = 0
         # Bytes from this log offset on were written by this process: their pages are in memory.
         self.hot_from: int = 0
+        # Log offsets of damaged records that reads have found since the start.
+        self.damaged: set[int] = set()
         # How often the log went on in a new segment since the start.
         self.rolls: int = 0
         # Why the next segment could not be made; cleared by the maintenance, then tried again.
@@ -125,6 +132,14 @@ class CommitLog:
     def current_fd(self) -> int:
         assert self._current is not None
         return self._current.fd
+
+    def note_damage(self, offset: int, message: str, problem: str) -> None:
+        """A reader has found a damaged record: log it once. For any thread."""
+        if offset not in self.damaged and len(self.damaged) < DAMAGED_MAX:
+            self.damaged.add(offset)
+            log.warning(
+                "%s at log offset %d is damaged and is not delivered: %s", message, offset, problem
+            )
 
     def begin(self) -> int:
         """The lowest offset there is."""

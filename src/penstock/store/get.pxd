@@ -4,6 +4,7 @@ from penstock.store.consumequeue.consumequeue cimport ConsumeQueue
 from penstock.store.segment cimport Segment
 from penstock.wire cimport layout, octets
 from penstock.wire.output cimport Output
+from penstock.wire.record cimport StoredRecord
 
 cdef int _FOUND
 cdef int _NO_MATCHED_MESSAGE
@@ -12,10 +13,12 @@ cdef int _COLD
 cdef int _RANGES_MAX
 cdef long long _SCAN_ENTRIES_MAX
 cdef int _FILLER_SIZE
+cdef int _RECORD
 
 cdef class Reader:
     cdef readonly CommitLog log
     cdef readonly long long hot_bytes
+    cdef readonly bint check
     cdef readonly long long next_offset
     cdef readonly long long min_offset
     cdef readonly long long max_offset
@@ -24,6 +27,9 @@ cdef class Reader:
     cdef readonly int ranges
     cdef long long[::1] _offsets
     cdef long long[::1] _lengths
+    cdef long long[::1] _sizes
+    cdef StoredRecord _stored
+    cdef ConsumeQueue _queue
     cdef long long[::1] _tag_hashes
     cdef int _tag_hash_count
     cdef int _count_max
@@ -40,3 +46,6 @@ cdef class Reader:
     @cython.locals(hot_from="long long", before="Py_ssize_t", i=int, offset="long long",
                    length="long long", segment=Segment)
     cpdef bint copy_to(self, Output output, bint wait=*) except -1
+    @cython.locals(stored=StoredRecord, damaged=int, number=int, i=int, offset="long long",
+                   end="long long", size="long long", cold=bint)
+    cdef int _count_damaged(self, Output output, Py_ssize_t at, long long hot_from) except -1

@@ -15,6 +15,7 @@ from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue.consumequeue import FILLER_SIZE, ConsumeQueue
 from penstock.wire import layout, octets
 from penstock.wire.output import Output
+from penstock.wire.record import PROBLEMS, RECORD, StoredRecord
 
 # Results of a find; the names are RocketMQ's.
 FOUND = 0
@@ -52,13 +53,17 @@ RocketMQ's value."""
 _RANGES_MAX = RANGES_MAX
 _SCAN_ENTRIES_MAX = SCAN_ENTRIES_MAX
 _FILLER_SIZE = FILLER_SIZE
+_RECORD = RECORD
+_ALL = 1 << 62
 
 
 class Reader:
     """Finds messages; reusable, one per thread. Results of the last `find` are its fields."""
 
-    def __init__(self, log: CommitLog, hot_bytes: int) -> None:
+    def __init__(self, log: CommitLog, hot_bytes: int, check: bool = True) -> None:
         self.log: CommitLog = log
+        # Whether records outside of the hot window are checked; damaged ones are left out.
+        self.check: bool = check
         # Size of the hot window, a live setting: a changed one makes a new reader.
         self.hot_bytes: int = hot_bytes
         # Results of the last `find`, valid until the next: where to read on, the queue's range
@@ -72,6 +77,12 @@ class Reader:
         self.ranges: int = 0
         self._offsets: memoryview = memoryview(array("q", bytes(8 * RANGES_MAX)))
         self._lengths: memoryview = memoryview(array("q", bytes(8 * RANGES_MAX)))
+        # The sizes of the messages found; a damaged one's is negative after `copy_to`.
+        self._sizes: memoryview = memoryview(array("q", bytes(8 * RANGES_MAX)))
+        # The record being checked, and the queue of the last `find`.
+        self._stored: StoredRecord = StoredRecord()
+        self._stored.durable_to = _ALL
+        self._queue: ConsumeQueue | None = None
         # Hashes of the wanted tags, until the next `set_tag_hashes`.
         self._tag_hashes: memoryview = memoryview(array("q", bytes(8 * TAG_HASHES_MAX)))
         self._tag_hash_count: int = 0
@@ -97,6 +108,7 @@ class Reader:
         wait: bool = False,
     ) -> int:
         """Look for `count_max` messages from `offset` on; the first may exceed `bytes_max`."""
+        self._queue = queue
         low = queue.min_offset
         high = queue.visible_by_file(confirm_offset) if wait else queue.visible_max(confirm_offset)
         self.min_offset = low
@@ -157,6 +169,7 @@ class Reader:
                     self._lengths[self.ranges] = size
                     self.ranges += 1
                 last_end = offset + size
+                self._sizes[self.count] = size
                 self.total += size
                 self.count += 1
                 if self.count >= self._count_max:
@@ -175,7 +188,10 @@ class Reader:
         return False
 
     def copy_to(self, output: Output, wait: bool = False) -> bool:
-        """Append the bytes of all ranges to `output`; False if that would wait for the disk."""
+        """Append the bytes of all ranges to `output`; False if that would wait for the disk.
+
+        Damaged records are left out: `count` and `total` then become smaller, perhaps 0.
+        """
         i = 0
         while i < self.ranges:  # before memory is reserved: an entry may be damaged
             segment = self.log.segments.find(self._offsets[i])
@@ -204,7 +220,58 @@ class Reader:
                 return False
             output.length += length
             i += 1
+        cold = self.ranges > 0 and self._offsets[0] < hot_from
+        if cold and self.check and self._count_damaged(output, before, hot_from) > 0:
+            self._remove_damaged(output, before)
         return True
+
+    def _count_damaged(self, output: Output, at: int, hot_from: int) -> int:
+        """Check the records that were not in the hot window; negates the sizes of damaged ones."""
+        stored = self._stored
+        stored.bind(output.view)
+        damaged = 0
+        number = 0
+        i = 0
+        while i < self.ranges:
+            offset = self._offsets[i]
+            end = offset + self._lengths[i]
+            cold = offset < hot_from
+            while offset < end:
+                size = self._sizes[number]
+                if cold and (
+                    stored.read(at, at + size) != _RECORD
+                    or stored.size != size
+                    or stored.check(offset) != _RECORD
+                ):
+                    self._note_damage(offset)
+                    self._sizes[number] = -size
+                    damaged += 1
+                offset += size
+                at += size
+                number += 1
+            i += 1
+        stored.release()
+        return damaged
+
+    def _note_damage(self, offset: int) -> None:
+        queue, problem = self._queue, self._stored.problem
+        assert queue is not None
+        name = queue.topic.decode("utf-8", "replace")
+        why = PROBLEMS[problem] if problem else "it has another size than its queue entry"
+        self.log.note_damage(offset, f"a message of topic {name}, queue {queue.queue_id},", why)
+
+    def _remove_damaged(self, output: Output, begin: int) -> None:
+        data, at = bytes(memoryview(output.view)[begin : output.length]), 0
+        kept = []
+        for number in range(self.count):
+            size = self._sizes[number]
+            if size > 0:
+                kept.append(data[at : at + size])
+            at += abs(size)
+        whole = b"".join(kept)
+        memoryview(output.view)[begin : begin + len(whole)] = whole
+        output.length = begin + len(whole)
+        self.count, self.total = len(kept), len(whole)
 
     def _read(self, segment: object, offset: int, length: int, output: Output, wait: bool) -> bool:
         target = memoryview(output.view)[output.length : output.length + length]

@@ -8,7 +8,7 @@ from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.index import Index
 from penstock.wire import layout, octets
-from penstock.wire.record import RECORD, StoredRecord, java_hash
+from penstock.wire.record import PROBLEMS, RECORD, StoredRecord, java_hash
 
 QUERY_MAX = 64
 """Most messages of one query by key, as in RocketMQ."""
@@ -25,13 +25,17 @@ def key_hash(topic: str, key: str) -> int:
 class Lookup:
     """Reads single records and searches."""
 
-    def __init__(self, log: CommitLog, index: Index | None, hot_bytes: int) -> None:
+    def __init__(
+        self, log: CommitLog, index: Index | None, hot_bytes: int, check: bool = True
+    ) -> None:
         self._log = log
         self._index = index
         self._hot_bytes = hot_bytes
+        self._check = check
 
     def read_record(self, offset: int, size: int, *, wait: bool) -> bytes | None:
-        """The bytes of the record at a physical offset whose size is known; GONE if there is none.
+        """The bytes of the record at a physical offset whose size is known; GONE if there is none,
+        or a damaged one.
 
         With `wait` false, None if that would wait for the disk.
         """
@@ -44,14 +48,36 @@ class Lookup:
             return GONE
         if wait:
             data = segment.disk.read_at(segment.fd, size, at)
-            return data if len(data) == size else GONE
+            return data if len(data) == size and self._is_whole(data, offset) else GONE
         if offset >= max(log.hot_from, log.written - self._hot_bytes):
             return bytes(segment.slice(offset, size))
         buffer = bytearray(size)
-        return bytes(buffer) if segment.disk.read_now(segment.fd, memoryview(buffer), at) else None
+        if not segment.disk.read_now(segment.fd, memoryview(buffer), at):
+            return None
+        return bytes(buffer) if self._is_whole(buffer, offset) else GONE
+
+    def _is_whole(self, data: bytes | bytearray, offset: int) -> bool:
+        """False for a record of this offset whose body is damaged; callers check the rest."""
+        stored = StoredRecord()
+        stored.durable_to = offset + len(data)
+        stored.bind(memoryview(bytearray(data)))
+        if stored.read(0, len(data)) != RECORD or stored.physical_offset != offset:
+            return True
+        if not self._check or stored.check(offset) == RECORD:
+            return True
+        topic = bytes(data[stored.topic_at : stored.topic_at + stored.topic_length])
+        name = topic.decode("utf-8", "replace")
+        self._log.note_damage(
+            offset,
+            f"the message of topic {name}, queue {stored.queue_id}, queue offset "
+            f"{stored.queue_offset},",
+            PROBLEMS[stored.problem],
+        )
+        return False
 
     def record(self, offset: int, confirm_offset: int) -> bytes | None:
-        """The record at a physical offset, or None if none begins there below `confirmed`."""
+        """The record at a physical offset, or None if none begins there below `confirm_offset`, or
+        a damaged one."""
         segment = self._log.segments.find(offset)
         if segment is None:
             return None
@@ -67,7 +93,9 @@ class Lookup:
         stored.bind(memoryview(data))
         if len(data) != size or stored.read(0, size) != RECORD:
             return None
-        return bytes(data) if stored.physical_offset == offset else None
+        if stored.physical_offset != offset or not self._is_whole(data, offset):
+            return None
+        return bytes(data)
 
     def store_ms(self, offset: int) -> int:
         """Store time of the record at a physical offset, or -1."""

@@ -128,8 +128,8 @@ class MessageStore:
         except BaseException:
             self.flusher.discard()
             raise
-        self.reader = Reader(self.log, config.hot_bytes)
-        self.lookup = Lookup(self.log, self.index, config.hot_bytes)
+        self.reader = Reader(self.log, config.hot_bytes, config.check_cold_reads)
+        self.lookup = Lookup(self.log, self.index, config.hot_bytes, config.check_cold_reads)
         self.maintenance = Maintenance(
             disk,
             paths,
@@ -369,6 +369,8 @@ class MessageStore:
         if status == FOUND and not reader.copy_to(output, wait):
             # Missing even with `wait`: retention has deleted the segment meanwhile.
             status = MESSAGE_WAS_REMOVING if wait else COLD
+        elif status == FOUND and reader.count == 0:  # all of them are damaged
+            status = MESSAGE_WAS_REMOVING
         return GetResult(
             status,
             reader.next_offset,
@@ -392,7 +394,7 @@ class MessageStore:
 
     def new_reader(self, codes: Sequence[int] = ()) -> Reader:
         """A reader for a thread of the pool."""
-        reader = Reader(self.log, self.config.hot_bytes)
+        reader = Reader(self.log, self.config.hot_bytes, self.config.check_cold_reads)
         reader.set_tag_hashes(codes)
         return reader
 
@@ -403,8 +405,8 @@ class MessageStore:
         self.config = self.maintenance.config = config
         self.writer.index_tags = config.index_tags
         self.maintenance.mapped_queues.mapped_max = mapped_max(self.disk, config)
-        self.reader = Reader(self.log, config.hot_bytes)
-        self.lookup = Lookup(self.log, self.index, config.hot_bytes)
+        self.reader = Reader(self.log, config.hot_bytes, config.check_cold_reads)
+        self.lookup = Lookup(self.log, self.index, config.hot_bytes, config.check_cold_reads)
 
     def on_retention(self, pinned_from: PinSource) -> None:
         """Keep messages from the log offset that `pinned_from()` returns; None pins nothing."""
