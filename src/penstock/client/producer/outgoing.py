@@ -3,6 +3,7 @@
 The application's message is not changed and may be sent again; each send has its own message id.
 """
 
+import asyncio
 import os
 import secrets
 from collections.abc import Sequence
@@ -47,6 +48,8 @@ BATCH_COUNT_MAX: Final = 1_000
 BATCH_FIELDS: Final = encode_fields({"m": "true"})
 """Additional header fields of a batch."""
 _DELAY_LEVEL_MAX: Final = 18
+THREAD_BYTES: Final = 64 * 1024
+"""Bodies from this length on are compressed in a thread: it takes a millisecond or more."""
 
 
 class MessageBatch:
@@ -102,9 +105,23 @@ class Packer:
             counter=secrets.randbits(16),
         )
         self.next_id = self._ids.next
+        self._packed: tuple[Message, tuple[bytes, int]] | None = None
+
+    def is_slow(self, message: Message) -> bool:
+        """Whether `body` takes so long for this message that it belongs into a thread."""
+        body = message.body
+        return isinstance(body, bytes | str) and len(body) >= max(self._compress_from, THREAD_BYTES)
+
+    async def pack_in_thread(self, message: Message) -> None:
+        """Compress a body in a thread; the caller then sends the message without awaiting."""
+        packed = await asyncio.to_thread(self.body, message)
+        self._packed = message, packed
 
     def body(self, message: Message) -> tuple[bytes, int]:
         """The body to send and its sysFlag. Raises MessageIllegal."""
+        if self._packed is not None and self._packed[0] is message:
+            packed, self._packed = self._packed[1], None
+            return packed
         body = message.body
         if type(body) is not bytes:
             body = _as_bytes(body)

@@ -15,6 +15,7 @@ import logging
 import os
 from asyncio import _get_running_loop
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.client.client_session import MemberResponse, Session
@@ -89,6 +90,7 @@ class Sender(FastPath):
         self._names: dict[str, str] = {}  # topic → name with namespace
         self._route_queries: dict[str, asyncio.Task[TopicPublishInfo]] = {}
         self._refreshing: set[str] = set()  # topics whose route is being refreshed
+        self._packing = asyncio.Lock()  # a send compresses its body in a thread
 
     # --- lifecycle
 
@@ -100,6 +102,7 @@ class Sender(FastPath):
         self.create_future = self.loop.create_future
         self.tracer = tracer
         self.pid = os.getpid()
+        self._packing = asyncio.Lock()
         self.publish_infos.clear()  # after a restart: they refer to closed connections
         self.open = True
 
@@ -154,7 +157,8 @@ class Sender(FastPath):
         """Send a message and wait for its receipt; waits first while too much is in flight."""
         if self.in_flight.full:
             timeout_ms = await self.in_flight.wait(timeout_ms or self._session.options.timeout_ms)
-        return await self.submit(
+        submit = partial(
+            self.submit,
             message,
             queue=queue,
             ordering_key=ordering_key,
@@ -163,6 +167,14 @@ class Sender(FastPath):
             internal=internal,
             traced=traced,
         )
+        packer = self.packer
+        if packer is None or not (self._packing.locked() or packer.is_slow(message)):
+            return await submit()
+        async with self._packing:  # in the order of the calls, also behind a long message
+            if packer.is_slow(message):
+                await packer.pack_in_thread(message)
+            sending = submit()
+        return await sending
 
     def submit(
         self,
@@ -326,6 +338,8 @@ class Sender(FastPath):
         self._session.spawn(self._first_attempt(pending))
 
     async def _first_attempt(self, pending: PendingSend) -> None:
+        # The time in which the application has blocked the loop does not count.
+        pending.deadline_ms = self.clock.monotonic_ms() + pending.timeout_ms
         try:
             await self._attempt(pending, None)
         finally:
