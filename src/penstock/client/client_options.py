@@ -36,7 +36,8 @@ class ClientOptions:
     `nameservers` is a list of addresses, or a string with `;` or `,` as separator, or one URL from
     which a list of addresses is read periodically; None: the environment variable NAMESRV_ADDR.
     `ssl=True` encrypts without checking certificates, as RocketMQ's clients do by default. `trace`
-    may be the name of the topic for traces.
+    may be the name of the topic for traces. With `check_crc` consumers skip received messages whose
+    body does not match its CRC, and log an error.
     """
 
     nameservers: str | Sequence[str] | None = None
@@ -52,6 +53,7 @@ class ClientOptions:
     route_refresh_ms: int = 30_000
     heartbeat_ms: int = 30_000
     trace: bool | str = False
+    check_crc: bool = True
     clock: Clock | None = None
 
     def __post_init__(self) -> None:
@@ -93,6 +95,7 @@ class ClientKeywords(TypedDict, total=False):
     route_refresh_ms: int
     heartbeat_ms: int
     trace: bool | str
+    check_crc: bool
     clock: Clock | None
 
 

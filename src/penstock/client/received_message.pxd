@@ -9,6 +9,7 @@ cdef int _SIZE
 cdef int _MAGIC
 cdef int _LENGTHS
 cdef int _PACKED
+cdef int _CRC
 
 cdef class MessageSource:
     cdef readonly bytes data
@@ -47,5 +48,6 @@ cdef class ReceivedMessage:
     @cython.locals(size=int, magic=int, sys_flag=int, at="Py_ssize_t", length=int, prefix=int)
     cdef int _locate(self, MessageSource source, Py_ssize_t start, Py_ssize_t end) except -1
 
-@cython.locals(messages=list, message=ReceivedMessage, at="Py_ssize_t", end="Py_ssize_t", problem=int)
-cdef list _scan(MessageSource source, object tags, object bad)
+@cython.locals(messages=list, message=ReceivedMessage, at="Py_ssize_t", end="Py_ssize_t", problem=int,
+               crc=int)
+cdef list _scan(MessageSource source, object tags, object bad, bint check_crc)

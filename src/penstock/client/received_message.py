@@ -35,7 +35,7 @@ FINISHED = 2
 # C constants of the compiled module.
 _COMPRESSED = SYS_COMPRESSED
 _WRAPPED = SYS_INNER_BATCH | SYS_NEED_UNWRAP
-_OK, _SHORT, _SIZE, _MAGIC, _LENGTHS, _PACKED = range(6)
+_OK, _SHORT, _SIZE, _MAGIC, _LENGTHS, _PACKED, _CRC = range(7)
 _PROBLEMS = (
     "",
     "the bytes end inside a record",
@@ -43,6 +43,7 @@ _PROBLEMS = (
     "the magic number is unknown",
     "the lengths of its parts do not match its size",
     "its batch cannot be decompressed",
+    "its body does not match its CRC",
 )
 
 
@@ -362,6 +363,7 @@ def decode_records(
     received_ms: int = 0,
     tags: frozenset[bytes] | None = None,
     bad: list[BadRecord] | None = None,
+    check_crc: bool = False,
 ) -> list[ReceivedMessage]:
     """The messages in the body of a response.
 
@@ -370,11 +372,15 @@ def decode_records(
     RecordError; with `bad` it is added there, and decoding continues after it if its size is
     plausible.
     """
-    return _scan(MessageSource(data, broker_name, topic, namespace, received_ms), tags, bad)
+    source = MessageSource(data, broker_name, topic, namespace, received_ms)
+    return _scan(source, tags, bad, check_crc)
 
 
 def _scan(
-    source: MessageSource, tags: frozenset[bytes] | None, bad: list[BadRecord] | None
+    source: MessageSource,
+    tags: frozenset[bytes] | None,
+    bad: list[BadRecord] | None,
+    check_crc: bool,
 ) -> list[ReceivedMessage]:
     messages: list[ReceivedMessage] = []
     end = len(source.data)
@@ -382,6 +388,10 @@ def _scan(
     while at < end:
         message = ReceivedMessage.__new__(ReceivedMessage)
         problem = message._locate(source, at, end)
+        if problem == 0 and check_crc:
+            crc = octets.crc31(source.view, message.body_at, message.body_length)
+            if crc != octets.get_i32(source.view, at + layout.BODY_CRC_AT):
+                problem = _CRC
         if problem != 0:
             _report_bad(message, problem, bad)
             if problem <= _SIZE:
@@ -443,7 +453,7 @@ def _unwrap(
         _report_bad(outer, _LENGTHS, bad)
     of = outer.source
     source = MessageSource(bytes(records), of.broker_name, of.topic, of.namespace, of.received_ms)
-    return _scan(source, tags, bad)
+    return _scan(source, tags, bad, False)
 
 
 def _rebuild(record: bytes, broker_name: str, topic: str | None, namespace: str) -> ReceivedMessage:

@@ -128,6 +128,21 @@ def test_bad_records_are_skipped_if_their_size_is_plausible() -> None:
         assert [(b.at, b.queue_offset, b.skipped) for b in bad] == [(len(good), 2, True)]
 
 
+def test_a_body_that_does_not_match_its_crc_is_skipped() -> None:
+    damaged = bytearray(record(2, b"body"))
+    damaged[damaged.index(b"body")] ^= 1
+    data = record(1) + bytes(damaged) + record(3)
+    bad: list[BadRecord] = []
+    found = decode_records(data, "b", bad=bad, check_crc=True)
+    assert [message.queue_offset for message in found] == [1, 3]
+    assert [(b.queue_offset, b.problem, b.skipped) for b in bad] == [
+        (2, "its body does not match its CRC", True)
+    ]
+    with pytest.raises(RecordError, match="CRC"):
+        decode_records(data, "b", check_crc=True)
+    assert len(decode_records(data, "b")) == 3
+
+
 @pytest.mark.parametrize("tail", [b"\0\0", bytes(8), b"\x7f" * 100, record(2)[:-1]])
 def test_nothing_is_decoded_after_an_impossible_size(tail: bytes) -> None:
     bad: list[BadRecord] = []

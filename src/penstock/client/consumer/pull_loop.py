@@ -254,6 +254,7 @@ class Puller:
             namespace=self._session.options.namespace,
             tags=self._tags,
             received_ms=self._session.clock.now_ms(),
+            check_crc=self._session.options.check_crc,
         )
         next_offset = max(answer.next_offset, process_queue.next_offset)
         if bad:

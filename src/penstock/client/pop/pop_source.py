@@ -161,6 +161,7 @@ class PopSource:
             shown_topic=session.without_namespace(target.topic),
             now_ms=clock.now_ms(),
             popped_ms=clock.monotonic_ms() if wait_ms else sent_ms,
+            check_crc=session.options.check_crc,
         )
         return self._filter_tags(subscription, messages)
 

@@ -52,7 +52,13 @@ class PopReceipt:
 
 
 def read_popped(
-    answer: Response, target: PopTarget, *, shown_topic: str, now_ms: int, popped_ms: int
+    answer: Response,
+    target: PopTarget,
+    *,
+    shown_topic: str,
+    now_ms: int,
+    popped_ms: int,
+    check_crc: bool = False,
 ) -> list[ReceivedMessage]:
     """The messages of a response to POP_MESSAGE with their receipts; raises HeaderError.
 
@@ -74,15 +80,14 @@ def read_popped(
     )
     bad: list[BadRecord] = []
     messages = decode_records(
-        answer.body, target.broker_name, topic=shown_topic, received_ms=now_ms, bad=bad
+        answer.body,
+        target.broker_name,
+        topic=shown_topic,
+        received_ms=now_ms,
+        bad=bad,
+        check_crc=check_crc,
     )
-    for record in bad:
-        log.warning(
-            "cannot decode a popped message of topic %s at broker %s: %s",
-            target.topic,
-            target.broker_name,
-            record.problem,
-        )
+    _log_bad(target, bad)
     for message in messages:
         text = message.properties.get(PROPERTY_POP_CK)
         offset = message.queue_offset
@@ -105,6 +110,16 @@ def read_popped(
             message.local_retries = max(_times(counts, key, offset) - message.reconsume_times, 0)
         message.pop_receipt = PopReceipt(target.topic, handle, popped_ms + handle.invisible_ms)
     return messages
+
+
+def _log_bad(target: PopTarget, bad: list[BadRecord]) -> None:
+    for record in bad:
+        log.warning(
+            "cannot decode a popped message of topic %s at broker %s: %s",
+            target.topic,
+            target.broker_name,
+            record.problem,
+        )
 
 
 def read_long(ext: Mapping[str, str], name: str) -> int:
