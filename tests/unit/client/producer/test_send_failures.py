@@ -7,6 +7,8 @@ import zlib
 import pytest
 
 from penstock.client.messages import Message, SendStatus
+from penstock.client.topic_routes import Route
+from penstock.clock import pause
 from penstock.errors import NoPermission, SendFailed
 from penstock.wire.codes import ResponseCode
 from tests.integration.loops import Frame
@@ -52,9 +54,16 @@ def test_identical_failures_are_told_once_with_their_count() -> None:
 def test_time_in_which_the_application_blocks_the_loop_is_not_part_of_the_timeout() -> None:
     async def body() -> None:
         cluster = FakeCluster()
+        route = cluster.routes.pop("Orders")
+
+        async def find_route(topic: str) -> Route:
+            await pause(cluster.clock, 100)
+            return route
+
+        cluster.find_route = find_route  # type: ignore[assignment]
         sending = cluster.sender().submit(ORDER, timeout_ms=500)
         cluster.clock.advance(10_000)  # nothing else could run
-        await cluster.run_pending()
+        await cluster.clock.elapse(200)
         (frame,) = cluster["broker-a"].requests()
         cluster["broker-a"].answer(frame)
         assert (await sending).status is SendStatus.SEND_OK
