@@ -17,6 +17,7 @@ from penstock.wire.codes import (
     PERM_READ_WRITE,
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
+    REVIVE_TOPIC_PREFIX,
     is_internal_topic,
 )
 from penstock.wire.java_numbers import parse_int
@@ -101,24 +102,31 @@ class MessageRewriter:
         return NotWriteable(f"the message can't be stored: {writer.fault}")
 
     def destination(
-        self, properties: dict[str, str], log_offset: int, now_ms: int
+        self,
+        properties: dict[str, str],
+        log_offset: int,
+        now_ms: int,
+        *,
+        may_be_revive_log: bool = False,
     ) -> ConsumeQueue | None:
         """The queue that a message was sent to, by its properties; None if its topic was deleted.
 
         `log_offset` is that of the waiting message. A topic that a send created may be lost in a
         crash while the message waits; it is created again. If the topic has fewer queues now, the
         message goes to a queue that consumers read. Raises InvalidParameter, also for an internal
-        topic, whose messages the broker trusts: no client sends to it.
+        topic, whose messages the broker trusts: no client sends to it. Apache's brokers keep the
+        checkpoints of POP as timer messages to the revive log (`may_be_revive_log`).
         """
         topic = properties.get(PROPERTY_REAL_TOPIC, "")
         queue_id = parse_int(properties.get(PROPERTY_REAL_QUEUE_ID, ""))
         if queue_id is None:
             raise InvalidParameter(f"the queue ID ({PROPERTY_REAL_QUEUE_ID}) is not a number")
-        if is_internal_topic(topic):
+        config = self._topics.get(topic)
+        revive_log = topic.startswith(REVIVE_TOPIC_PREFIX) and config is not None
+        if is_internal_topic(topic) and not (revive_log and may_be_revive_log):
             raise InvalidParameter(f"the topic {topic} is internal: no message is sent to it")
         if log_offset < self._store.deleted_below(topic.encode()):
             return None
-        config = self._topics.get(topic)
         if config is None:
             queues = max(_QUEUES_LEAST, queue_id + 1)
             log.warning("created topic %s again: a waiting message was sent to it", topic)

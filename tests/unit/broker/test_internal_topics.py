@@ -19,6 +19,7 @@ NO = ResponseCode.NO_PERMISSION
 TIMER = "rmq_sys_wheel_timer"
 HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
 OPS = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+REVIVE_LOG = "rmq_sys_REVIVE_LOG_DefaultCluster"
 INTERNAL = [
     "SCHEDULE_TOPIC_XXXX",
     HALF,
@@ -27,7 +28,7 @@ INTERNAL = [
     "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
     "CHECKPOINT_TOPIC",
     TIMER,
-    "rmq_sys_REVIVE_LOG_DefaultCluster",
+    REVIVE_LOG,
     "rmq_sys_REVIVE_LOG_other",
     "rmq_sys_SYNC_BROKER_MEMBER_broker-a",
     "rmq_sys_anything",
@@ -156,6 +157,7 @@ def test_a_waiting_message_is_never_delivered_to_an_internal_topic(env: AccessBr
             UNIQ_KEY=f"2{target}")  # fmt: skip
     before = {target: env.store.max_offset(target, 0) for target in INTERNAL}
     env.pass_seconds(10)
+    before[REVIVE_LOG] += 1  # Apache's brokers keep the checkpoints of POP as timer messages
     assert {target: env.store.max_offset(target, 0) for target in INTERNAL} == before
     assert env.context.delay.dropped == len(INTERNAL)
 

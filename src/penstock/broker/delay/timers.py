@@ -339,7 +339,7 @@ class Timers:
     ) -> bool:
         rewriter, log_offset = self._rewriter, waiting.offset
         try:
-            queue = rewriter.destination(properties, log_offset, now_ms)
+            queue = rewriter.destination(properties, log_offset, now_ms, may_be_revive_log=True)
         except PenstockError as error:
             return self._drop(log_offset, f"it can't be stored in topic {topic}: {error}")
         if queue is None:
