@@ -2,26 +2,25 @@
 
 Signatures need the password itself (HMAC), so it can't be stored as a hash. A stored password is
 
-    base64(nonce, encrypted password, tag)
+    base64(nonce, password encrypted by AES-256-GCM with the user's name as associated data)
 
-It is encrypted with a key stream of HMAC-SHA256 over nonce and block number. The tag is the
-HMAC-SHA256 over nonce, encrypted password and user name (encrypt-then-MAC). Both keys are derived
-from the 32 random bytes of the key file, whose mode is 0600.
+The key is the 32 random bytes of the key file, whose mode is 0600.
 """
 
-import hmac
 import os
 import secrets
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from pathlib import Path
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from penstock.errors import BodyError, StoreDamaged
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
 KEY_BYTES: Final = 32
-_NONCE_BYTES: Final = 16
-_TAG_BYTES: Final = 32
+_NONCE_BYTES: Final = 12
 
 
 class PasswordKey:
@@ -32,8 +31,6 @@ class PasswordKey:
         self._key = secrets.token_bytes(KEY_BYTES) if key is None else key
         self._path = path
         self.saved = key is not None or path is None
-        self._stream_key = self._derived(b"encryption")
-        self._tag_key = self._derived(b"authentication")
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -81,36 +78,30 @@ class PasswordKey:
     def encrypt(self, user: str, password: str) -> str:
         """The password as it is stored."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        sealed = nonce + self._with_stream(nonce, password.encode("utf-8", "surrogatepass"))
-        return b64encode(sealed + self._tag(user, sealed)).decode()
+        data = self._cipher().encrypt(nonce, _encode(password), _encode(user))
+        return b64encode(nonce + data).decode()
 
     def decrypt(self, user: str, stored: str) -> str:
         """A stored password; raises BodyError if it was stored with another key or changed."""
+        from cryptography.exceptions import InvalidTag
+
         try:
             data = b64decode(stored, validate=True)
-        except (Base64Error, ValueError):
-            data = b""
-        sealed, tag = data[:-_TAG_BYTES], data[-_TAG_BYTES:]
-        if len(sealed) < _NONCE_BYTES or not hmac.compare_digest(tag, self._tag(user, sealed)):
+            nonce, encrypted = data[:_NONCE_BYTES], data[_NONCE_BYTES:]
+            plain = self._cipher().decrypt(nonce, encrypted, _encode(user))
+        except (InvalidTag, Base64Error, ValueError):
             raise BodyError(
                 f"the password of user {user} was encrypted with another key",
                 hint=f"restore the key file {self._path} (setting access.key_file)",
-            )
-        plain = self._with_stream(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:])
+            ) from None
         return plain.decode("utf-8", "surrogatepass")
 
-    def _derived(self, purpose: bytes) -> bytes:
-        return hmac.digest(self._key, b"penstock passwords " + purpose, "sha256")
+    def _cipher(self) -> "AESGCM":
+        # Imported here: brokers without users do not need its memory.
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-    def _tag(self, user: str, sealed: bytes) -> bytes:
-        name = user.encode("utf-8", "surrogatepass")
-        length = len(sealed).to_bytes(4, "big")
-        return hmac.digest(self._tag_key, length + sealed + name, "sha256")
+        return AESGCM(self._key)
 
-    def _with_stream(self, nonce: bytes, data: bytes) -> bytes:
-        """The data, encrypted or decrypted."""
-        stream = b""
-        while len(stream) < len(data):
-            block = len(stream).to_bytes(8, "big")
-            stream += hmac.digest(self._stream_key, nonce + block, "sha256")
-        return bytes(one ^ other for one, other in zip(data, stream, strict=False))
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
