@@ -95,8 +95,8 @@ def lanes(depth: str) -> list[Lane]:
     client = Step("Python client on Penstock and Apache servers", ["tests/client"], as_built)
     compat = Step("compatibility with Apache clients and servers", ["tests/compat"], as_built)
     spark = Step("Spark, local and on a cluster", ["tests/spark"], as_built)
-    first = [unit, rest, spark]
-    second = [compat, client] if not compiled else [pure, compat, client]
+    first = [unit, *([pure] if compiled else []), rest, spark]
+    second = [compat, client]
     return [Lane(first, depth), Lane(second, depth)]
 
 
