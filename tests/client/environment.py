@@ -16,7 +16,8 @@ from .clusters import Cluster, ask
 
 T = TypeVar("T")
 
-WAIT_S = 40.0
+WAIT_S = 90.0
+"""Longer than the interval at which a consumer stores its offsets again."""
 PULL, COMMITTED, RUNTIME_INFO, MAX_OFFSET = 11, 14, 28, 30
 
 QUICK: dict[str, Any] = {"route_refresh_ms": 1_000, "heartbeat_ms": 5_000}
