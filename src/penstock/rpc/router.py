@@ -77,6 +77,11 @@ def unsupported(code: int) -> Reply:
     return Reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
 
 
+def bug_text(error: Exception) -> str:
+    """The text for an error that no handler should raise."""
+    return f"a bug in Penstock: {type(error).__name__}: {error}"
+
+
 def refusal(error: PenstockError) -> Reply:
     """An error as a response."""
     return Reply(error.code, remark=error.remark())

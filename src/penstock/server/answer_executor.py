@@ -27,7 +27,7 @@ from penstock.rpc.answers import (
     Suspend,
     TickAt,
 )
-from penstock.rpc.router import refusal
+from penstock.rpc.router import bug_text, refusal
 from penstock.server.client_calls import ClientCalls
 from penstock.server.pending_response import PendingResponse, ResponseConnection
 from penstock.server.table_writes import TableWrites
@@ -144,14 +144,13 @@ class AnswerExecutor:
             self.refusals[name] = self.refusals.get(name, 0) + 1
             answer = refusal(error)
         except Exception as error:
-            failure = disk_failure(error) if isinstance(error, OSError) else None
+            failure = disk_failure(error)
             if failure is not None:
                 log.error("a request failed: %s", failure)
                 answer = refusal(failure)
             else:
                 log.exception("a handler failed")
-                remark = f"a bug in Penstock: {type(error).__name__}: {error}"
-                answer = Reply(ResponseCode.SYSTEM_ERROR, remark=remark)
+                answer = Reply(ResponseCode.SYSTEM_ERROR, remark=bug_text(error))
         self.execute(pending, answer)
 
     def _resume(self, pending: PendingResponse, handler: Callable[[], Answer]) -> None:

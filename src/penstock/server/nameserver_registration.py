@@ -22,6 +22,7 @@ import msgspec
 from penstock.clock import Clock, LoopClock, finish_within, pause
 from penstock.config import LiveSettings
 from penstock.errors import BodyError, PeerError, PenstockError
+from penstock.rpc.router import bug_text
 from penstock.transport.peer import Peer, Response, Sign, split_address
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import DataVersion, KVTable, QueueData, TopicRouteData
@@ -325,7 +326,7 @@ class _NameServerLink:
             self._failed(str(error).removeprefix(f"{self.state.address}: "))
         except Exception as error:
             log.exception("the registration failed")
-            self._failed(f"a bug in Penstock: {type(error).__name__}: {error}")
+            self._failed(bug_text(error))
         self.state.tried = True
         self.tried.set()
         done.set()

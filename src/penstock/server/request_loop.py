@@ -14,7 +14,7 @@ from penstock.broker.send import SendHandler
 from penstock.errors import PenstockError, SystemBusy
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
-from penstock.rpc.router import InPlaceHandler
+from penstock.rpc.router import InPlaceHandler, bug_text
 from penstock.store.disk import disk_failure
 from penstock.store.put import StoreWriter
 from penstock.wire.frame import FRAME_BYTES_MAX, HEADER_BYTES_MAX, Request
@@ -248,14 +248,14 @@ class RequestLoop:
             self.deferred.append((request.opaque, request.encoding, oneway, answer))
 
     def _fail(self, error: Exception) -> None:
-        failure = disk_failure(error) if isinstance(error, OSError) else None
+        failure = disk_failure(error)
         if failure is not None:
             log.error("a request failed: %s", failure)
             self._refuse(failure)
             return
         log.exception("request %d from %s failed", self.request.code, self.peer)
         self._count(type(error).__name__)
-        self._respond_error(_SYSTEM_ERROR, f"a bug in Penstock: {type(error).__name__}: {error}")
+        self._respond_error(_SYSTEM_ERROR, bug_text(error))
 
     def _refuse(self, error: PenstockError) -> None:
         self._count(type(error).__name__)

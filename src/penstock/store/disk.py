@@ -31,8 +31,10 @@ def is_full(error: OSError) -> bool:
     return error.errno in _FULL
 
 
-def disk_failure(error: OSError) -> StoreError | None:
+def disk_failure(error: Exception) -> StoreError | None:
     """The error to report for a failed access to a file; None if the disk is not to blame."""
+    if not isinstance(error, OSError):
+        return None
     if is_full(error):
         return DiskFull(f"no space for {error.filename}" if error.filename else "the disk is full")
     return ReadFailed(f"the disk failed: {error}") if error.errno in _FAILURES else None

@@ -111,6 +111,9 @@ class GroupHandlers:
         changed = [config for config in configs if config != groups.get(config.group_name)]
         if not changed:
             return Reply()
+        created = sum(groups.get(config.group_name) is None for config in changed)
+        if created:
+            groups.check_count(created)
         return in_steps(
             changed,
             lambda config: groups.put(config, now_ms),

@@ -40,6 +40,8 @@ class Groups:
         wanted = group.startswith(SYSTEM_GROUP_PREFIX)
         if not wanted and not self._settings.current.broker.auto_create_groups:
             raise GroupNotExist(f"the subscription group {group} does not exist on this broker")
+        if not wanted:
+            self.check_count()
         config = SubscriptionGroupConfig(group_name=group)
         self.put(config, now_ms)
         return config
@@ -62,13 +64,8 @@ class Groups:
         self._effects.put(PersistSoon(self.table))
 
     def put(self, config: SubscriptionGroupConfig, now_ms: int) -> None:
-        """Create or change a group; saved soon.
-
-        Raises InvalidParameter if there are `groups_max` groups already.
-        """
+        """Create or change a group; saved soon."""
         before = self.table.get(config.group_name)
-        if before is None and not config.group_name.startswith(SYSTEM_GROUP_PREFIX):
-            self._check_count()
         self.table.put(config, now_ms)
         log.info(
             "%s group %s (consume %s, broadcast %s, retries %d, retry queues %d)",
@@ -81,12 +78,14 @@ class Groups:
         )
         self._effects.put(PersistSoon(self.table))
 
-    def _check_count(self) -> None:
+    def check_count(self, created: int = 1) -> None:
+        """Refuse to create groups beyond `groups_max`."""
         limit = self._settings.current.broker.groups_max
-        if len(self.table.groups) >= limit:
+        count = len(self.table.groups) + created
+        if count > limit:
             raise InvalidParameter.over(
                 "too many groups",
-                figure=len(self.table.groups) + 1,
+                figure=count,
                 limit=limit,
                 unit="groups",
                 setting="groups_max",

@@ -73,8 +73,8 @@ class Resolution:
             queue = self._destination(half, properties, now_ms)
         except Refused as error:
             self.discard(half, data, error.message, now_ms)
-            error.hint = f"a copy of the message is in {TOPIC_TRANS_CHECK_MAX_TIME}"
-            raise
+            hint = f"a copy of the message is in {TOPIC_TRANS_CHECK_MAX_TIME}"
+            raise type(error)(error.message, hint=hint) from None
         for name in (PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID):  # as Apache stores it
             properties.pop(name, None)
         sys_flag = rewriter.stored.sys_flag & ~SYS_TRANSACTION_MASK | SYS_TRANSACTION_COMMIT

@@ -86,6 +86,18 @@ def test_an_invalid_group_is_refused(kit: TopicKit) -> None:
     assert kit.ask(CREATE, body=b"{").code == BodyError.code
 
 
+def test_tools_do_not_create_more_groups_than_the_limit(kit: TopicKit) -> None:
+    kit.set(groups_max=len(kit.groups.table.groups) + 1)
+    two = [SubscriptionGroupConfig(group_name=name) for name in ("a", "b")]
+    body = fastjson.encode(SubscriptionGroupList(group_config_list=two))
+    refused = kit.ask(CREATE_LIST, body=body)
+    assert refused.code == INVALID
+    assert "(groups_max)" in (refused.remark or "")
+    assert kit.groups.get("a") is None, "all of a list or nothing"
+    body = fastjson.encode(SubscriptionGroupList(group_config_list=two[:1]))
+    assert kit.ask(CREATE_LIST, body=body) == Reply()
+
+
 def test_a_list_is_created_completely_or_not_at_all(kit: TopicKit) -> None:
     good, bad = (SubscriptionGroupConfig(group_name=name) for name in ("a", "b d"))
     body = fastjson.encode(SubscriptionGroupList(group_config_list=[good, bad]))
