@@ -54,10 +54,12 @@ AnyNameServer = apache.NameServer | penstock.NameServer
 
 
 class _SmallBroker(apache.Broker):
+    tls = True
     jvm = ("-Xms96m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", *apache.QUICK_START)
 
 
 class _SmallNameServer(apache.NameServer):
+    tls = True
     jvm = ("-Xms32m", "-Xmx128m", *apache.QUICK_START)
 
 

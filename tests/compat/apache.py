@@ -45,6 +45,8 @@ class Server:
 
     version = maven.V5_4
     jvm: Sequence[str] = ("-Xms256m", "-Xmx1g", "-XX:MaxDirectMemorySize=512m", *QUICK_START)
+    tls = False
+    """Whether it accepts TLS, for which it generates a key at each start: more than a second."""
     _main_class: str
     _announcement: str
 
@@ -121,6 +123,7 @@ class Server:
             f"-Duser.home={self._directory}",
             f"-Drocketmq.home.dir={self._directory}",
             f"-Drmq.logback.configurationFile={maven.JAVA_DIR / 'logback.xml'}",
+            f"-Dtls.server.mode={'permissive' if self.tls else 'disabled'}",
         )
         command = maven.java_command(self._main_class, "-c", str(self._conf_file), jvm=flags)
         return command, maven.java_environment(self.version)
@@ -203,6 +206,8 @@ class Broker(Server):
             "autoCreateTopicEnable": True,
             "autoCreateSubscriptionGroup": True,
             "timerWheelEnable": False,
+            # 5.4 spins until the first flush: ten seconds of a core by default.
+            "transactionMetricFlushInterval": 200,
             # On a disk that is rather full it would delete our files.
             "cleanFileForciblyEnable": False,
             **SMALL_STORE,
