@@ -188,6 +188,17 @@ class Disk:
                 return -1
             raise
 
+    def data_ranges(self, fd: int, at: int, end: int) -> list[tuple[int, int]]:
+        """The ranges of positions in [at, end) that are not holes."""
+        ranges = []
+        while at < end:
+            begin = self.next_data(fd, at)
+            if not 0 <= begin < end:
+                break
+            at = min(os.lseek(fd, begin, os.SEEK_HOLE), end)
+            ranges.append((begin, at))
+        return ranges
+
     def sync(self, fd: int) -> None:
         os.fdatasync(fd)
 

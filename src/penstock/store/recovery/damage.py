@@ -61,8 +61,8 @@ class LogPart(NamedTuple):
     length: int
     read: Callable[[int, int], bytes | bytearray]
     """(position, length) → bytes, fewer at the end of the file."""
-    next_data: Callable[[int], int]
-    """The first position from here on that is not a hole, or -1."""
+    data_ranges: Callable[[int, int], list[tuple[int, int]]]
+    """(begin, end) → the ranges of positions between them that are not holes."""
 
 
 def part_of(segment: Segment) -> LogPart:
@@ -72,7 +72,7 @@ def part_of(segment: Segment) -> LogPart:
         segment.start,
         segment.size,
         lambda at, length: disk.read_at(fd, length, at),
-        lambda at: disk.next_data(fd, at),
+        lambda at, end: disk.data_ranges(fd, at, end),
     )
 
 
@@ -269,17 +269,18 @@ def _pieces(
     Each begins with the last bytes of the one before. They grow: mostly the first one is enough.
     """
     size = _SEARCH_BYTES_LEAST
-    while at < end:
-        at = part.next_data(at)
-        if at < 0 or at >= end:
-            return
-        data = part.read(at, min(size, end - at))
-        if not data:
-            return
-        if not _ZEROS.startswith(data):
-            yield at, data
-        at += max(len(data) - overlap, 1) if at + len(data) < end else len(data)
-        size = min(4 * size, _SEARCH_BYTES_MAX)
+    # All ranges before anything is read: read-ahead brings the next hole into the page cache, and
+    # then it counts as data. So reading could go on to the end of the file.
+    for begin, stop in part.data_ranges(at, end):
+        at = begin
+        while at < stop:
+            data = part.read(at, min(size, stop - at))
+            if not data:
+                return
+            if not _ZEROS.startswith(data):
+                yield at, data
+            at += max(len(data) - overlap, 1) if at + len(data) < stop else len(data)
+            size = min(4 * size, _SEARCH_BYTES_MAX)
 
 
 def _finds(data: bytes | bytearray, what: bytes) -> Iterator[int]:

@@ -1,11 +1,11 @@
 """Reading parts of files without mapping them: a failing disk is an error, not a signal."""
 
-import errno
 import os
 from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import ReadFailed
+from penstock.store.disk import Disk
 from penstock.store.recovery.damage import LogPart
 from penstock.store.recovery.damage import search as search_part
 
@@ -49,7 +49,7 @@ def log_part(file: LogFile) -> LogPart:
         file.start,
         file.length,
         lambda at, length: read_piece(file.path, at, length),
-        lambda at: _next_data(file.path, at),
+        lambda at, end: _data_ranges(file.path, at, end),
     )
 
 
@@ -58,13 +58,13 @@ def search(file: LogFile, at: int, segment_bytes: int) -> int | None:
     return search_part(log_part(file), at, segment_bytes)
 
 
-def _next_data(path: Path, at: int) -> int:
-    """The first position from `at` on that is not a hole, or -1."""
+def _data_ranges(path: Path, at: int, end: int) -> list[tuple[int, int]]:
+    """The ranges of positions in [at, end) that are not holes; all of it if that is unknown."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.lseek(fd, at, os.SEEK_DATA)
+            return Disk().data_ranges(fd, at, end)
         finally:
             os.close(fd)
-    except OSError as error:
-        return -1 if error.errno == errno.ENXIO else at
+    except OSError:
+        return [(at, end)]

@@ -314,7 +314,7 @@ def test_the_search_reads_records_of_another_place_once(tmp_path: Path) -> None:
         sizes.append(length)
         return data[at : at + length]
 
-    part = damage.LogPart(0, len(data), read, lambda at: at)
+    part = damage.LogPart(0, len(data), read, lambda at, end: [(at, end)])
     assert damage.search(part, 1, len(data)) is None
     assert sum(sizes) < 2 * len(data)
 

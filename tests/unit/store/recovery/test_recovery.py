@@ -190,6 +190,26 @@ def test_nothing_is_lost_after_a_crash(stores: StoreFixture, append_by: str) -> 
     assert_messages(stores.open(append_by=append_by), 35)
 
 
+def test_recovery_does_not_read_the_space_behind_the_log(stores: StoreFixture) -> None:
+    """Blocks are allocated there; the read-ahead of one read must not lead to the next."""
+    segment_bytes = 64 * 1024 * 1024
+
+    class Counting(WatchedDisk):
+        read_bytes = 0
+
+        def read_at(self, fd: int, length: int, at: int) -> bytes:
+            data = super().read_at(fd, length, at)
+            self.read_bytes += len(data)
+            return data
+
+    store = stores.open(segment_bytes=segment_bytes)
+    fill(store, 4)
+    stores.crash(store)
+    disk = Counting()
+    assert_messages(stores.open(disk, segment_bytes=segment_bytes), 4)
+    assert disk.read_bytes < segment_bytes // 2
+
+
 def test_queues_and_index_are_rebuilt(stores: StoreFixture) -> None:
     store = stores.open()
     fill(store, 30)
