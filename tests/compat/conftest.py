@@ -61,23 +61,42 @@ def apache_cluster(
 
 
 @pytest.fixture(scope="session")
-def sessions(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
-    """The JVM of a variant or of a release; each is started once, when it is first wanted."""
+def started_sessions() -> Iterator[dict[str, JavaSession]]:
+    """The JVMs that run, by the name of their variant."""
     started: dict[str, JavaSession] = {}
+    yield started
+    for one in started.values():
+        one.kill()
+
+
+@pytest.fixture(scope="session")
+def sessions(
+    java: None,
+    started_sessions: dict[str, JavaSession],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Sessions:
+    """The JVM of a variant or of a release; each is started once, when it is first wanted."""
 
     def session(name: str) -> JavaSession:
         name = DEFAULT.get(name, name)
-        if name not in started:
+        if name not in started_sessions:
             version, binary = VARIANTS[name]
             directory = tmp_path_factory.mktemp(f"java-{name}")
-            started[name] = JavaSession(
+            started_sessions[name] = JavaSession(
                 directory, version, binary=binary, properties=QUICK_REBALANCE
             )
-        return started[name]
+        return started_sessions[name]
 
-    yield session
-    for one in started.values():
-        one.kill()
+    return session
+
+
+@pytest.fixture(autouse=True)
+def stopped_producers(started_sessions: dict[str, JavaSession]) -> Iterator[None]:
+    """Stops the producers that a test leaves running."""
+    before = {name: set(session.producers) for name, session in started_sessions.items()}
+    yield
+    for name, session in started_sessions.items():
+        session.stop_producers(but=before.get(name, ()))
 
 
 @pytest.fixture

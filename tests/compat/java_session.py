@@ -15,7 +15,7 @@ import queue
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -24,6 +24,8 @@ from . import maven
 
 T = TypeVar("T")
 
+PRODUCERS = ("producer", "request", "tx")
+"""The kinds of producers, which are started by the command KIND.start."""
 ANSWER_S = 120.0
 """Longer than any command waits by itself."""
 
@@ -51,6 +53,8 @@ class JavaSession:
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.version = version
+        self.producers: dict[tuple[str, str], None] = {}
+        """The kind and name of all running producers, oldest first."""
         self.log = directory / "java.txt"
         system = {
             "user.home": str(directory),
@@ -100,7 +104,17 @@ class JavaSession:
         answer = json.loads(line)
         if "error" in answer:
             raise ClientError(answer["error"], answer["code"], answer["message"])
+        kind, _, what = command.partition(".")
+        if kind in PRODUCERS and what == "start":
+            self.producers[kind, arguments["producer"]] = None
+        elif kind in PRODUCERS and what == "stop":
+            self.producers.pop((kind, arguments["producer"]), None)
         return answer["result"]
+
+    def stop_producers(self, *, but: Collection[tuple[str, str]]) -> None:
+        """Stop all producers but these: each has threads that wake up every few milliseconds."""
+        for kind, name in [one for one in self.producers if one not in but]:
+            self.do(f"{kind}.stop", producer=name)
 
     def kill(self) -> None:
         """End the JVM at once, as a crash would (SIGKILL); a JVM has nothing here to save."""

@@ -115,7 +115,7 @@ def test_who_is_not_answered_waits_as_long_as_it_said(
     began = time.monotonic()
     # Long enough that the send itself does not use it up on a busy machine: that is another error.
     (line,) = ask(client, asker, fresh, "anybody?", timeout_ms=4000)
-    assert time.monotonic() - began >= 4
+    assert time.monotonic() - began >= 3.9  # the JVM has another clock
     assert line["error"] == "RequestTimeoutException"
     (line,) = ask(client, asker, fresh, "anybody?", timeout_ms=4000, how="async")
     assert line["error"] == "RequestTimeoutException"

@@ -16,7 +16,6 @@ import pytest
 
 from penstock import Message, Producer, TransactionProducer
 from penstock.errors import StoreRefused
-from penstock.wire.bodies.table_bodies import TimerCheckpoint
 
 from . import apache, maven, penstock
 from .clients import mqadmin
@@ -32,6 +31,8 @@ CONF: dict[str, Any] = {
     "brokerName": "rocksdb",
     "timerWheelEnable": True,
     "timerRocksDBEnable": True,
+    # Otherwise the wheel reads timers as well, and delivers them again after the switch.
+    "timerStopEnqueue": True,
     "transRocksDBEnable": True,
     "transWriteOriginTransHalfEnable": False,
     "transactionTimeOut": 1000,
@@ -72,12 +73,6 @@ def await_bodies(namesrv: str, *expected: str) -> None:
     assert found == wanted
 
 
-def timer_queue_offset(store: Path) -> int:
-    """The position of the timer wheel in the queue of timers."""
-    data = (store / "config" / "timercheck").read_bytes()
-    return TimerCheckpoint.unpack(data).last_timer_queue_offset
-
-
 def test_timers_and_half_messages_in_rocksdb(tmp_path: Path, sessions: Sessions) -> None:
     java, store = sessions(maven.V5_5), tmp_path / "store"
     before = ("delivered before", "in RocksDB", "in a transaction", "in a new transaction")
@@ -90,9 +85,8 @@ def test_timers_and_half_messages_in_rocksdb(tmp_path: Path, sessions: Sessions)
             send_timer(namesrv, "in RocksDB", 6)
             prepare(namesrv, "in a transaction")
             there = ("-b", broker.address)
-            for key in ("timerStopEnqueue", "transWriteOriginTransHalfEnable"):
-                setting = (*there, "-k", key, "-v", "true")
-                assert "success" in mqadmin(java, namesrv, "updateBrokerConfig", *setting)
+            setting = (*there, "-k", "transWriteOriginTransHalfEnable", "-v", "true")
+            assert "success" in mqadmin(java, namesrv, "updateBrokerConfig", *setting)
             assert "success" in mqadmin(java, namesrv, "switchTimerEngine", *there, "-e", "F")
             prepare(namesrv, "in a new transaction")
             with resolving(namesrv):
@@ -103,12 +97,5 @@ def test_timers_and_half_messages_in_rocksdb(tmp_path: Path, sessions: Sessions)
             open_ours(store)
         shutil.rmtree(store / "rocksdbstore")
         conf = {"brokerName": broker.name, **apache.SMALL_STORE}
-        left = timer_queue_offset(store)
-        with penstock.Broker(tmp_path / "ours", store, namesrv, **conf) as ours:
-            try:
-                with resolving(namesrv):
-                    await_bodies(namesrv, *before, "in the timer wheel")
-            except AssertionError as error:
-                text = ours.log.read_text()
-                error.add_note(f"Apache's wheel ended at queue offset {left}; our log:\n{text}")
-                raise
+        with penstock.Broker(tmp_path / "ours", store, namesrv, **conf), resolving(namesrv):
+            await_bodies(namesrv, *before, "in the timer wheel")
