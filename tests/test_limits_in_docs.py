@@ -10,6 +10,7 @@ import pytest
 
 from penstock.broker.consumers.heartbeats import BODY_BYTES_MAX as HEARTBEAT_BYTES_MAX
 from penstock.broker.consumers.heartbeats import GROUPS_MAX, SUBSCRIPTIONS_MAX
+from penstock.broker.consumers.queue_locks import LOCKS_MAX
 from penstock.broker.delay.delay_levels import RETRY_MS as DELAY_RETRY_MS
 from penstock.broker.delay.delay_levels import TICK_BYTES_MAX as DELAY_TICK_BYTES
 from penstock.broker.delay.delay_levels import TICK_MESSAGES_MAX as DELAY_TICK_MESSAGES
@@ -75,6 +76,7 @@ BROKER_ROWS: list[Row] = [
     ("broker.md", "at most {:,} messages or {} KiB (`pull_messages_max`, `pull_bytes_max`)",
      (BROKER.pull_messages_max, whole(BROKER.pull_bytes_max, KIB))),
     ("broker.md", "as long as the client asks, at most {} s", (whole(SUSPEND_MS_MAX, SECOND_MS),)),
+    ("order.md", "A broker has at most {:,} locks", (LOCKS_MAX,)),
     ("broker.md", "`lock_lease_ms` ({} s)", (whole(BROKER.lock_lease_ms, SECOND_MS),)),
     ("broker.md", "`offset_persist_ms` ({} s)", (whole(BROKER.offset_persist_ms, SECOND_MS),)),
     ("broker.md", "Topic names have at most {} characters, group names {}.",

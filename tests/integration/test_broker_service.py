@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from penstock.config import AccessConfig, BrokerConfig, Settings, StoreConfig
 from penstock.errors import BadSetting
 from penstock.server.broker_service import BrokerService
 from penstock.server.nameserver_service import NameServerService
+from penstock.store.disk import POOL_THREADS, Disk
 from penstock.transport.peer import Peer, Response
 from penstock.wire.codes import RequestCode
 from penstock.wire.message import decode_messages
@@ -35,6 +37,8 @@ async def broker(
     root: Path,
     store: StoreConfig | None = None,
     access: AccessConfig | None = None,
+    *,
+    disk: Disk | None = None,
     **config: Any,
 ) -> AsyncIterator[tuple[Peer, BrokerService]]:
     """A broker and a client that is connected to it."""
@@ -45,7 +49,7 @@ async def broker(
         store=store or small_config(sync_flush=False),
         access=access or AccessConfig(),
     )
-    service = BrokerService(settings)
+    service = BrokerService(settings, disk=disk)
     await service.start()
     peer = Peer(f"127.0.0.1:{settings.broker.port}")
     try:
@@ -101,6 +105,53 @@ def test_a_suspended_pull_gets_the_message_at_once(run: Run, tmp_path: Path) -> 
             await send(peer, 4)
             assert [m.body for m in decode_messages((await waiting).body)] == [b"4"]
             assert (await pull(peer, 0, 1, 30)).code == 19, "its time is over"
+
+    run(body())
+
+
+class SlowDisk(Disk):
+    """A disk whose flushes wait while `go` is not set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.go.set()
+
+    def sync(self, fd: int) -> None:
+        self.go.wait()
+        super().sync(fd)
+
+    def sync_directory(self, path: Path) -> None:
+        self.go.wait()
+        super().sync_directory(path)
+
+
+def test_locks_are_answered_while_the_disk_does_not_flush(
+    run: Run,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    disk = SlowDisk()
+
+    async def ask(peer: Peer, code: int, client_id: str, group: str) -> bytes:
+        queue = {"topic": "T", "brokerName": "broker-a", "queueId": 0}
+        request = {"consumerGroup": group, "clientId": client_id, "mqSet": [queue]}
+        body = msgspec.json.encode(request)
+        answer = await peer.call(code, {}, body, timeout_ms=CALL_MS)
+        assert answer.code == 0
+        return answer.body
+
+    async def body() -> None:
+        async with broker(tmp_path, disk=disk) as (peer, _):
+            await send(peer, 1)
+            disk.go.clear()
+            try:
+                for number in range(POOL_THREADS + 1):  # each has a new group, which is saved
+                    owned = await ask(peer, RequestCode.LOCK_BATCH_MQ, "me", f"g{number}")
+                    assert b'"queueId":0' in owned
+                await ask(peer, RequestCode.UNLOCK_BATCH_MQ, "me", "g0")
+                assert b'"queueId":0' in await ask(peer, RequestCode.LOCK_BATCH_MQ, "you", "g0")
+            finally:
+                disk.go.set()
 
     run(body())
 

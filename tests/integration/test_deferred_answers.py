@@ -1,4 +1,4 @@
-"""Answers that wait for another client, the write of a table, or a route."""
+"""Answers that wait for another client or a route, and writes of tables."""
 
 import asyncio
 import threading
@@ -7,8 +7,7 @@ from typing import ClassVar, cast
 
 import pytest
 
-from penstock.rpc.answers import Answer, PersistTable, QueryRoute, Reply
-from penstock.rpc.command import Command
+from penstock.rpc.answers import QueryRoute, Reply
 from penstock.rpc.persistence import Persistence
 from penstock.server import client_calls
 from penstock.store.disk import Disk
@@ -129,48 +128,36 @@ class SlowDisk:
         self.written.append(data)
 
 
-def test_requests_during_a_write_of_a_table_share_the_next_write(run: Run) -> None:  # noqa: F811
+def test_changes_during_a_write_of_a_table_share_the_next_write(run: Run) -> None:  # noqa: F811
     table, disk = CountTable(), SlowDisk()
-
-    def increment(command: Command) -> Answer:
-        table.count += 1
-        table.dirty = True
-        mine = table.count
-
-        def then(written: bool) -> Answer:
-            if written:
-                assert int(disk.written[-1]) >= mine, "it is written before the response"
-            return Reply(0, {"written": str(written)})
-
-        return PersistTable(table, then)
 
     async def body() -> None:
         persistence = Persistence(cast(Disk, disk), Path("/nowhere"))
         async with serving_echo(persistence=persistence) as env:
-            server = env.server
-            env.echo.handle = increment  # type: ignore[method-assign]
-            wire = await env.connect()
+            tables = env.server.answer_executor.tables
 
-            async def ask_during_a_write(*, written: bool) -> None:
-                wire.writer.write(encode(ECHO, opaque=1))
-                await until(lambda: server.answer_executor.tables.running)
-                last = table.count + 100
-                wire.writer.write(encode(ECHO, opaque=2) * 100)
-                await until(lambda: table.count == last)
-                disk.go.release(2)
-                responses = {(await wire.read()).ext["written"] for _ in range(101)}
-                assert responses == {str(written)}
+            def change(times: int) -> None:
+                for _ in range(times):
+                    table.count += 1
+                    table.dirty = True
+                    tables.write(table)
 
-            await ask_during_a_write(written=True)
+            async def change_during_a_write(writes: int) -> None:
+                change(1)
+                assert tables.running
+                change(100)
+                disk.go.release(writes)
+                await until(lambda: not tables.running)
+
+            await change_during_a_write(2)
             assert disk.written == [b"1", b"101"]
             disk.failing = True
-            await ask_during_a_write(written=False)
+            await change_during_a_write(1)
             assert table.dirty
             disk.failing = False
-            await ask_during_a_write(written=True)
+            await change_during_a_write(2)
             assert disk.written == [b"1", b"101", b"203", b"303"]
-            assert not server.answer_executor.tables.running
-            assert [one.in_flight for one in server.connections.values()] == [0]
+            assert not table.dirty
 
     run(body())
 

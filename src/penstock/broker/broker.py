@@ -30,6 +30,7 @@ from penstock.broker.consumers.clients import Clients
 from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.consumers.heartbeats import HeartbeatHandlers
+from penstock.broker.consumers.lock_journal import LockJournal
 from penstock.broker.consumers.offset_requests import OffsetRequests
 from penstock.broker.consumers.queue_locks import LockRequests, QueueLocks
 from penstock.broker.consumers.unread_deletions import UnreadDeletions
@@ -168,14 +169,14 @@ class Broker:
     def _families(self) -> tuple[HandlerFamily, ...]:
         """All handlers: their rows are the requests that the broker serves."""
         context = self.context
-        settings, store, effects = context.settings, context.store, context.effects
+        settings, store = context.settings, context.store
         clients, groups, topics = context.clients, context.groups, context.topics
         return (
             self.send,
             self.pull,
             HeartbeatHandlers(settings, clients, groups, topics, context.filters),
             OffsetRequests(store, context.offsets, groups, topics),
-            LockRequests(context.locks, groups, topics, clients, effects),
+            LockRequests(context.locks, groups, topics, clients),
             self._send_back,
             Recall(settings, store, topics, self.timers, context.address),
             self.transactions,
@@ -268,6 +269,7 @@ class Broker:
                     context.persistence.save(table)()
                 except StoreError as error:  # the others and the store still have to be saved
                     log.error("a change is lost: %s", error)
+        context.locks.close()
         context.store.close()
 
     def _tables(self) -> tuple[PersistentTable, ...]:
@@ -278,7 +280,6 @@ class Broker:
             context.groups.table,
             context.access.table,
             context.changed_settings,
-            context.locks,
             *self._assignments.tables(),
             *(table for service in self._timed for table in service.tables()),
         )
@@ -330,8 +331,8 @@ def build_context(
         for _ in range(2):  # the first leaves passwords in plain text in the .bak
             persistence.save(access_table)()
     changed_settings.apply(settings)
-    locks = QueueLocks(settings)
-    locks.load(persistence.file(locks.FILE), now_ms)
+    locks = QueueLocks(settings, LockJournal(store.disk, store.paths.config))
+    locks.load(now_ms, complete=store.report.pages_kept)
     groups = Groups(group_table, settings, effects)
     topics = Topics(topic_table, store, settings, effects)
     topics.seed()

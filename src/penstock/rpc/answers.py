@@ -9,7 +9,6 @@
 | `CallClient` | Send a request to another client and answer with what `then` returns. |
 | `EncodedReply` | Send these bytes, if necessary after the log is flushed. |
 | `RegisterTopics` | Register topics with the NameServers, then answer with what `then` returns. |
-| `PersistTable` | Write a table to its file, then answer with what `then` returns. |
 | `QueryRoute` | Query the NameServers for a route, then answer with what `then` returns. |
 
 Effects go into the `EffectQueue`. They are executed in order, after the requests of one read.
@@ -113,18 +112,6 @@ class QueryRoute:
 
 
 @dataclass(frozen=True, slots=True)
-class PersistTable:
-    """Writes a table to its file.
-
-    `then` runs in the event loop when the file has the table's present content; it gets False if
-    the write failed. Requests that arrive during a write share the next one.
-    """
-
-    table: PersistentTable
-    then: Callable[[bool], Answer]
-
-
-@dataclass(frozen=True, slots=True)
 class EncodedReply:
     """A response in bytes, sent when the log is flushed up to `offset`.
 
@@ -137,15 +124,7 @@ class EncodedReply:
 
 
 Answer: TypeAlias = (
-    Reply
-    | InThread
-    | Suspend
-    | CallClient
-    | RegisterTopics
-    | QueryRoute
-    | PersistTable
-    | EncodedReply
-    | None
+    Reply | InThread | Suspend | CallClient | RegisterTopics | QueryRoute | EncodedReply | None
 )
 
 

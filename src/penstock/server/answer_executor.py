@@ -19,7 +19,6 @@ from penstock.rpc.answers import (
     InThread,
     NotifyClient,
     PersistSoon,
-    PersistTable,
     QueryRoute,
     RegisterSoon,
     RegisterTopics,
@@ -102,9 +101,7 @@ class AnswerExecutor:
         self._long_polling = long_polling
         self._nameservers = nameservers
         self.client_calls = ClientCalls(self._run)
-        self.tables = TableWrites(
-            persistence, submit, server.soon_from_thread, self._run, server.after_work
-        )
+        self.tables = TableWrites(persistence, submit, server.soon_from_thread)
         # Thread work by `ordered_by`, in the order of the requests.
         self._ordered: dict[Hashable, deque[tuple[PendingResponse, InThread, Future[Any]]]] = {}
         self.thread_jobs = 0
@@ -130,8 +127,6 @@ class AnswerExecutor:
             self._register_topics(pending, answer)
         elif isinstance(answer, QueryRoute):
             self._query_route(pending, answer)
-        elif isinstance(answer, PersistTable):
-            self.tables.write_for(pending, answer)
         else:
             self._call_client(pending, answer)
 

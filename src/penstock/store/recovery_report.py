@@ -46,10 +46,12 @@ class LostRange(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct):
     """What recovery found and did.
 
+    `pages_kept`: all that the last run wrote is there, because it stopped cleanly or was killed.
     `damage`, `lost` and `rebuilt` name at most NAMED_MAX items each; the numbers count all.
     """
 
     clean: bool = True
+    pages_kept: bool = True
     replayed_from: int = 0
     records: int = 0
     damaged_records: int = 0

@@ -12,7 +12,6 @@ from penstock.rpc.answers import (
     Answer,
     EncodedReply,
     InThread,
-    PersistTable,
     QueryRoute,
     RegisterTopics,
     Reply,
@@ -29,7 +28,6 @@ from penstock.wire.message import StoredMessage, decode_messages, encode_propert
 from penstock.wire.output import encode
 from tests.store_kit import small_config
 from tests.unit.broker.admin.admin_kit import PlainDisk
-from tests.unit.broker.consumers.membership_kit import save
 
 NOW_MS = 1_700_000_000_000
 ADDRESS = "127.0.0.1:10911"
@@ -79,11 +77,9 @@ class BrokerFixture:
 
     def finish(self, answer: Answer) -> Answer:
         """Run work for the thread pool in this thread."""
-        while isinstance(answer, InThread | RegisterTopics | QueryRoute | PersistTable):
+        while isinstance(answer, InThread | RegisterTopics | QueryRoute):
             if isinstance(answer, InThread):
                 answer = answer.then(answer.work())
-            elif isinstance(answer, PersistTable):
-                answer = answer.then(save(self.context.persistence, answer.table))
             else:
                 answer = answer.then(None) if isinstance(answer, QueryRoute) else answer.then()
         return read_reply(answer.data) if isinstance(answer, EncodedReply) else answer

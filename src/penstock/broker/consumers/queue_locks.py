@@ -3,28 +3,28 @@
 A consumer owns a queue until it unlocks it or has not renewed the lock for `lock_lease_ms`. The end
 of a connection does not release locks: the consumer may reconnect while it still processes a
 message, and no other consumer may start before the lease expires. For the same reason locks survive
-a restart of the broker: they are saved in a file, and a new owner gets its response only after the
-save (`are_saved`). A renewal waits for a save only if the file is more than half a lease behind. At
-start a lock therefore counts as renewed half a lease later than the file says.
+a restart of the broker: a new owner is written to the journal before it gets its response. A
+renewal is written only if the journal is more than half a lease behind. At start a lock therefore
+counts as renewed half a lease later than the journal says.
 """
 
 import logging
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from penstock.broker.consumers.clients import Clients
 from penstock.broker.consumers.groups import Groups
+from penstock.broker.consumers.lock_journal import LockChange, LockJournal
 from penstock.broker.topics import Topics
 from penstock.config import LiveSettings
-from penstock.errors import BodyError, InvalidParameter, StoreDamaged
-from penstock.rpc.answers import Answer, EffectQueue, InThread, PersistSoon, PersistTable, Reply
+from penstock.errors import InvalidParameter, SystemBusy
+from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
-from penstock.store.tables import ConfigFile
-from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (
     LockBatchRequestBody,
     LockBatchResponseBody,
@@ -40,9 +40,15 @@ BODY_BYTES_MAX = 4 * 1024 * 1024
 QUEUES_MAX = 10_000
 """Maximum number of queues in one request: a lock costs about 2 µs."""
 CLIENT_ID_MAX = 1_024
-"""Maximum length of a client id in characters: the file has one for every lock."""
+"""Maximum length of a client id in characters: the journal has one for every request."""
+LOCKS_MAX = 200_000
+"""Maximum number of locks of all groups: a file begins with all of them."""
 
 _NEVER: Final = -(1 << 62)
+_RELEASED: Final = -1  # as `renewed_ms` in the journal
+_SWEEP = 100  # expired locks that a request removes in addition to those of its own number
+
+_encoder = msgspec.json.Encoder(order="sorted")
 
 
 class LockedQueue(NamedTuple):
@@ -52,172 +58,205 @@ class LockedQueue(NamedTuple):
     queue_id: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class QueueLock:
-    owner: str
-    renewed_ms: int
-    snapshot_ms: int = _NEVER  # `renewed_ms` in the last snapshot
-    saved_ms: int = _NEVER  # `renewed_ms` in the file
-
-
-class LockRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A lock in the file: an array without names, because there may be thousands."""
-
     group: str
-    topic: str
-    queue_id: int
+    queue: LockedQueue
     owner: str
     renewed_ms: int
-
-
-class LocksFile(msgspec.Struct, frozen=True):
-    """Content of config/penstock-locks.json."""
-
-    locks: list[LockRow]
-
-
-_encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(LocksFile)
+    saved_ms: int = _NEVER  # `renewed_ms` in the journal
 
 
 class QueueLocks:
     """The owners of queues, by group."""
 
-    FILE: ClassVar[str] = "config/penstock-locks.json"
-
-    def __init__(self, settings: LiveSettings) -> None:
+    def __init__(self, settings: LiveSettings, journal: LockJournal) -> None:
         self._settings = settings
+        self._journal = journal
         self._groups: dict[str, dict[LockedQueue, QueueLock]] = {}
-        self._cleaned_ms = 0
-        self._snapshot_taken = False
-        self.dirty = False
+        self._by_renewal: OrderedDict[QueueLock, None] = OrderedDict()  # the oldest first
+        self._grants_from_ms = 0
 
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int
     ) -> list[MessageQueue]:
-        """Lock or renew; returns the queues that the client owns now."""
-        self._remove_expired(now_ms)
-        locks = self._groups.setdefault(group, {})
+        """Lock or renew; returns the queues that the client owns now. They are in the journal."""
+        queues = list(dict.fromkeys(queues))
+        self._remove_expired(len(queues) + _SWEEP, now_ms)
+        if not self._may_grant(now_ms):
+            return []
+        locks = self._groups.get(group, {})
+        self._refuse_too_many(locks, queues)
         lag_max_ms = self._save_lag_max_ms()
-        owned = []
-        for queue in dict.fromkeys(queues):
+        owned, unsaved = [], []
+        for queue in queues:
             key = LockedQueue(queue.topic, queue.queue_id)
             lock = locks.get(key)
-            if lock is None or self._is_expired(lock, now_ms):
-                lock = locks[key] = QueueLock(client_id, now_ms)
+            if lock is not None and self._is_expired(lock, now_ms):
+                self._remove(lock)
+                lock = None
+            if lock is None:
+                lock = self._add(QueueLock(group, key, client_id, now_ms))
+                locks = self._groups[group]
             elif lock.owner != client_id:
                 # If the clock was set back, a lease must not last until the old time.
                 lock.renewed_ms = min(lock.renewed_ms, now_ms)
                 continue
-            lock.renewed_ms = now_ms
-            if not 0 <= now_ms - lock.snapshot_ms <= lag_max_ms:
-                self.dirty = True
+            else:
+                lock.renewed_ms = now_ms
+                self._by_renewal.move_to_end(lock)
+            if not 0 <= now_ms - lock.saved_ms <= lag_max_ms:
+                unsaved.append(lock)
             owned.append(queue)
-        if not locks:
-            del self._groups[group]
+        self._save(unsaved, now_ms)
         return owned
-
-    def are_saved(self, group: str, queues: Iterable[MessageQueue]) -> bool:
-        """Whether the file is recent enough to confirm these locks to their owner."""
-        locks, lag_max_ms = self._groups.get(group, {}), self._save_lag_max_ms()
-        found = (locks.get(LockedQueue(queue.topic, queue.queue_id)) for queue in queues)
-        return all(
-            lock is None or 0 <= lock.renewed_ms - lock.saved_ms <= lag_max_ms for lock in found
-        )
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> bool:
         """Release the queues that the client owns; returns whether it owned any."""
         locks = self._groups.get(group, {})
-        released = False
+        released = []
         for queue in queues:
-            key = LockedQueue(queue.topic, queue.queue_id)
-            lock = locks.get(key)
+            lock = locks.get(LockedQueue(queue.topic, queue.queue_id))
             if lock is not None and lock.owner == client_id:
-                del locks[key]
-                self.dirty = released = True
-                if not locks:
-                    del self._groups[group]
-        return released
+                self._remove(lock)
+                released.append(lock)
+        self._save(released, _RELEASED)
+        return bool(released)
 
     def is_locked(self, group: str, now_ms: int) -> bool:
         """Whether any queue of the group is locked."""
         locks = self._groups.get(group, {})
         return any(not self._is_expired(lock, now_ms) for lock in locks.values())
 
-    # --- the file
+    # --- the journal
 
-    def load(self, file: ConfigFile, now_ms: int) -> None:
-        """Load the locks of the last run, without expired leases."""
-        try:
-            found = file.load(_parse)
-        except StoreDamaged as error:
-            log.warning("can't read the queue locks of the last run, all are released: %s", error)
+    def load(self, now_ms: int, *, complete: bool) -> None:
+        """Load the locks of the last run, without expired leases. Waits for the disk.
+
+        Unless the journal is `complete`, locks may be missing in it. Then no lock is granted until
+        all of the last run have expired.
+        """
+        lines = self._journal.open()
+        for line in lines:
+            self._grants_from_ms = max(self._grants_from_ms, line.grants_from_ms)
+            for change in line.changes:
+                self._load(change, now_ms)
+        lease_ms = self._settings.current.broker.lock_lease_ms
+        self._grants_from_ms = min(self._grants_from_ms, now_ms + lease_ms)
+        if not complete:
+            self._grants_from_ms = now_ms + lease_ms
+            log.warning(
+                "the system went down while the broker was running: queues of orderly consumers "
+                "are locked again in %d s, when all locks of that time have expired",
+                lease_ms // 1000,
+            )
+        self._begin_file()
+
+    def close(self) -> None:
+        """Flush the journal. Waits for the disk."""
+        self._journal.close()
+
+    def _load(self, change: LockChange, now_ms: int) -> None:
+        for topic, queue_ids in change.queues.items():
+            for queue_id in queue_ids:
+                key = LockedQueue(topic, queue_id)
+                lock = self._groups.get(change.group, {}).get(key)
+                if lock is not None:
+                    self._remove(lock)
+                renewed_ms = min(change.renewed_ms + self._save_lag_max_ms(), now_ms)
+                lock = QueueLock(change.group, key, change.owner, renewed_ms, change.renewed_ms)
+                if change.renewed_ms != _RELEASED and not self._is_expired(lock, now_ms):
+                    self._add(lock)
+
+    def _save(self, locks: list[QueueLock], renewed_ms: int) -> None:
+        """Write that these locks of one owner were renewed or released at this time."""
+        if not locks:
             return
-        for row in found.locks if found is not None else ():
-            renewed_ms = min(row.renewed_ms + self._save_lag_max_ms(), now_ms)
-            lock = QueueLock(row.owner, renewed_ms, row.renewed_ms, row.renewed_ms)
-            if not self._is_expired(lock, now_ms):
-                locks = self._groups.setdefault(row.group, {})
-                locks[LockedQueue(row.topic, row.queue_id)] = lock
+        if self._journal.is_long and self._begin_file():
+            return
+        if self._journal.append([_change(locks, renewed_ms)]):
+            for lock in locks:
+                lock.saved_ms = renewed_ms
 
-    def snapshot(self) -> bytes:
-        self.dirty = False
-        self._snapshot_taken = True
-        rows = []
-        for group, locks in self._groups.items():
-            for (topic, queue_id), lock in locks.items():
-                lock.snapshot_ms = at_ms = lock.renewed_ms
-                rows.append(LockRow(group, topic, queue_id, lock.owner, at_ms))
-        return _encoder.encode(LocksFile(rows))
-
-    def mark_saved(self) -> None:
-        """Record that the last snapshot is in the file."""
-        if self._snapshot_taken:
-            self._snapshot_taken = False
-            for locks in self._groups.values():
-                for lock in locks.values():
-                    lock.saved_ms = lock.snapshot_ms
+    def _begin_file(self) -> bool:
+        """Write all locks into a new file."""
+        owners: dict[tuple[str, str, int], list[QueueLock]] = {}
+        for lock in self._by_renewal:
+            owners.setdefault((lock.group, lock.owner, lock.renewed_ms), []).append(lock)
+        changes = [_change(locks, renewed_ms) for (_, _, renewed_ms), locks in owners.items()]
+        written = self._journal.begin_file(changes, self._grants_from_ms)
+        if written:
+            for lock in self._by_renewal:
+                lock.saved_ms = lock.renewed_ms
+        return written
 
     def _save_lag_max_ms(self) -> int:
-        """How far the file may lag behind a renewal that was confirmed."""
+        """How far the journal may lag behind a renewal that was confirmed."""
         return self._settings.current.broker.lock_lease_ms // 2
 
     # --- leases
 
+    def _may_grant(self, now_ms: int) -> bool:
+        # If the clock was set back, the wait must not last until the old time.
+        lease_ms = self._settings.current.broker.lock_lease_ms
+        self._grants_from_ms = min(self._grants_from_ms, now_ms + lease_ms)
+        return now_ms >= self._grants_from_ms
+
+    def _refuse_too_many(
+        self, locks: dict[LockedQueue, QueueLock], queues: list[MessageQueue]
+    ) -> None:
+        count = len(self._by_renewal)
+        if count + len(queues) <= LOCKS_MAX:
+            return
+        count += sum(LockedQueue(queue.topic, queue.queue_id) not in locks for queue in queues)
+        if count > LOCKS_MAX:
+            raise SystemBusy.over(
+                "queue locks of all groups", figure=count, limit=LOCKS_MAX, unit="locks"
+            )
+
     def _is_expired(self, lock: QueueLock, now_ms: int) -> bool:
         return now_ms - lock.renewed_ms > self._settings.current.broker.lock_lease_ms
 
-    def _remove_expired(self, now_ms: int) -> None:
-        """Remove expired locks once per lease: their owners may never return."""
-        if 0 <= now_ms - self._cleaned_ms <= self._settings.current.broker.lock_lease_ms:
-            return
-        self._cleaned_ms = now_ms
-        for group, locks in list(self._groups.items()):
-            kept = {
-                queue: lock for queue, lock in locks.items() if not self._is_expired(lock, now_ms)
-            }
-            if kept:
-                self._groups[group] = kept
+    def _add(self, lock: QueueLock) -> QueueLock:
+        self._groups.setdefault(lock.group, {})[lock.queue] = lock
+        self._by_renewal[lock] = None
+        return lock
+
+    def _remove(self, lock: QueueLock) -> None:
+        del self._by_renewal[lock]
+        locks = self._groups[lock.group]
+        del locks[lock.queue]
+        if not locks:
+            del self._groups[lock.group]
+
+    def _remove_expired(self, most: int, now_ms: int) -> None:
+        """Remove up to so many expired locks: their owners may never return."""
+        for _ in range(min(most, len(self._by_renewal))):
+            lock = next(iter(self._by_renewal))
+            if lock.renewed_ms > now_ms:  # the clock was set back
+                lock.renewed_ms = now_ms
+                self._by_renewal.move_to_end(lock)
+            elif self._is_expired(lock, now_ms):
+                self._remove(lock)
             else:
-                del self._groups[group]
+                break
+
+
+def _change(locks: list[QueueLock], renewed_ms: int) -> LockChange:
+    queues: dict[str, list[int]] = {}
+    for lock in locks:
+        queues.setdefault(lock.queue.topic, []).append(lock.queue.queue_id)
+    return LockChange(locks[0].group, locks[0].owner, renewed_ms, queues)
 
 
 class LockRequests:
     """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ."""
 
-    def __init__(
-        self,
-        locks: QueueLocks,
-        groups: Groups,
-        topics: Topics,
-        clients: Clients,
-        effects: EffectQueue,
-    ) -> None:
+    def __init__(self, locks: QueueLocks, groups: Groups, topics: Topics, clients: Clients) -> None:
         self._locks = locks
         self._clients = clients
         self._groups = groups
         self._topics = topics
-        self._effects = effects
 
     def rows(self) -> list[Row]:
         return [
@@ -228,34 +267,18 @@ class LockRequests:
     def lock(self, command: Command) -> Answer:
         """LOCK_BATCH_MQ: lock free queues; the response has the queues that the client owns.
 
-        It is sent when the owners are saved, so that a restart gives no queue to another client.
         Queues that do not exist are not locked, so that clients can't fill the memory with locks.
         """
         request = self._read_request(command)
         self._groups.find(request.consumer_group, command.now_ms)
         queues = [queue for queue in request.mq_set if self._exists(queue)]
-        locks = self._locks
-        owned = locks.lock(request.consumer_group, request.client_id, queues, command.now_ms)
-        body = LockBatchResponseBody(lock_ok_mq_set=owned)
-        # In the thread pool: the encoding of 10,000 queues takes 60 ms.
-        answer = InThread(lambda: fastjson.encode(body), lambda data: Reply(body=data))
-        if locks.are_saved(request.consumer_group, owned):
-            return answer
-
-        def mark_saved_and_reply(written: bool) -> Answer:
-            if written:
-                locks.mark_saved()
-            # A failing disk must not keep consumers from reading.
-            return answer
-
-        return PersistTable(locks, mark_saved_and_reply)
+        owned = self._locks.lock(request.consumer_group, request.client_id, queues, command.now_ms)
+        return Reply(body=_encoder.encode(LockBatchResponseBody(lock_ok_mq_set=owned)))
 
     def unlock(self, command: Command) -> Answer:
         """UNLOCK_BATCH_MQ."""
         request = self._read_request(command)
-        locks = self._locks
-        if locks.unlock(request.consumer_group, request.client_id, request.mq_set):
-            self._effects.put(PersistSoon(locks))
+        self._locks.unlock(request.consumer_group, request.client_id, request.mq_set)
         return Reply()
 
     def _read_request(self, command: Command) -> LockBatchRequestBody:
@@ -291,10 +314,3 @@ def _read_request(command: Command) -> LockBatchRequestBody:
             hint="lock them in several requests",
         )
     return request
-
-
-def _parse(data: bytes) -> LocksFile:
-    try:
-        return _decoder.decode(data)
-    except msgspec.MsgspecError as error:
-        raise BodyError(f"{QueueLocks.FILE} can't be read: {error}") from None

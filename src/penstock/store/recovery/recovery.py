@@ -65,8 +65,8 @@ class Recovery(OpenedFiles):
         """Make log, queues and index consistent. `ours`: Penstock wrote the checkpoint."""
         self.report.clean = not crashed
         self.checkpoint = read_checkpoint(self.disk, self.paths)
-        whole = not crashed or opened_here(self.disk, self.paths)
-        self._durable_to = self._beyond() if whole else self._confirmed()
+        self.report.pages_kept = not crashed or opened_here(self.disk, self.paths)
+        self._durable_to = self._beyond() if self.report.pages_kept else self._confirmed()
         short_index = self.load_index(extend=ours)
         if not ours:
             self.refuse_other_sizes()

@@ -13,7 +13,6 @@ from penstock.broker.auth.users import AccessTable
 from penstock.broker.consumers.clients import Clients, GroupMember
 from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
 from penstock.broker.consumers.groups import Groups
-from penstock.broker.consumers.queue_locks import QueueLocks
 from penstock.broker.context import BrokerContext
 from penstock.broker.delay.delay_levels import Delay
 from penstock.broker.delay.timers import Timers
@@ -47,6 +46,7 @@ from penstock.wire.bodies.client_bodies import (
 )
 from penstock.wire.codes import V5_4_0, LanguageCode
 from tests.store_kit import Message, small_config
+from tests.unit.broker.consumers.membership_kit import opened_locks
 
 NOW_MS = 1_700_000_000_000
 BROKER = "broker-a"
@@ -116,7 +116,7 @@ class AdminFixture:
             delay=self.delay,
             rewriter=rewriter,
             clients=self.clients,
-            locks=QueueLocks(self.live),
+            locks=opened_locks(self.live, self.store),
             long_polling=LongPolling(self.store),
             stats=self.stats,
             access=AccessControl(self.live, AccessTable(), self.effects),

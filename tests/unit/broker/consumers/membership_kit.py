@@ -9,16 +9,15 @@ import msgspec
 from penstock.broker.consumers.clients import Clients, GroupMember
 from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
 from penstock.broker.consumers.groups import Groups
+from penstock.broker.consumers.lock_journal import LockJournal
 from penstock.broker.consumers.queue_locks import QueueLocks
 from penstock.broker.topics import Topics
 from penstock.config import LiveSettings, Settings
-from penstock.errors import PenstockError, StoreError
+from penstock.errors import PenstockError
 from penstock.rpc.answers import (
     EffectQueue,
     InThread,
     NotifyClient,
-    PersistentTable,
-    PersistTable,
     Reply,
 )
 from penstock.rpc.command import Command
@@ -78,14 +77,13 @@ def notified(effects: EffectQueue) -> list[tuple[int, str]]:
     ]
 
 
-def save(persistence: Persistence, table: PersistentTable) -> bool:
-    """Save a table as a server does; returns whether it succeeded."""
-    if table.dirty:
-        try:
-            persistence.save(table)()
-        except StoreError:
-            return False
-    return True
+def opened_locks(
+    live: LiveSettings, store: MessageStore, now_ms: int = NOW_MS, *, complete: bool = True
+) -> QueueLocks:
+    """The locks of a broker that starts with this store."""
+    locks = QueueLocks(live, LockJournal(store.disk, store.paths.config))
+    locks.load(now_ms, complete=complete)
+    return locks
 
 
 @dataclass
@@ -101,7 +99,7 @@ class ConsumerFixture:
         self.topics = Topics(TopicTable(), self.store, self.live, self.effects)
         self.offsets = ConsumerOffsets(ConsumerOffsetTable(), self.store, self.live)
         self.clients = Clients(self.live, self.groups, self.effects)
-        self.locks = QueueLocks(self.live)
+        self.locks = opened_locks(self.live, self.store)
         self.persistence = Persistence(self.store.disk, self.store.paths.root)
         self.router = Router([])
 
@@ -118,8 +116,6 @@ class ConsumerFixture:
             code, named, body, client=client, peer="10.0.0.1:99", now_ms=now_ms, version=479
         )
         answer = self.router.handle(command)
-        if isinstance(answer, PersistTable):
-            answer = answer.then(save(self.persistence, answer.table))
         if isinstance(answer, InThread):
             try:
                 answer = answer.then(answer.work())

@@ -1,20 +1,23 @@
-"""Queue locks: one owner, a lease, and the two requests."""
+"""Queue locks: one owner, a lease, their journal, and the two requests."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from penstock.broker.consumers import lock_journal, queue_locks
+from penstock.broker.consumers.lock_journal import LockJournal
 from penstock.broker.consumers.queue_locks import LockRequests, QueueLocks
 from penstock.config import LiveSettings
-from penstock.rpc.answers import Answer, InThread, PersistSoon, PersistTable, RegisterSoon
+from penstock.errors import SystemBusy
+from penstock.rpc.answers import PersistSoon, RegisterSoon, Reply
 from penstock.rpc.command import Command
-from penstock.store.tables import ConfigFile
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (
     LockBatchRequestBody,
@@ -42,8 +45,15 @@ def live() -> LiveSettings:
 
 
 @pytest.fixture
-def locks(live: LiveSettings) -> QueueLocks:
-    return QueueLocks(live)
+def locks(live: LiveSettings, tmp_path: Path) -> QueueLocks:
+    return start(live, tmp_path, NOW_MS)
+
+
+def start(live: LiveSettings, folder: Path, now_ms: int, *, complete: bool = True) -> QueueLocks:
+    """The locks of a broker that starts with the files in this directory."""
+    locks = QueueLocks(live, LockJournal(WatchedDisk(), folder))
+    locks.load(now_ms, complete=complete)
+    return locks
 
 
 def test_a_queue_has_one_owner_per_group(locks: QueueLocks) -> None:
@@ -84,7 +94,7 @@ def test_expired_locks_are_removed(locks: QueueLocks) -> None:
     for number in range(50):
         locks.lock(f"g{number}", "me", [Q0], NOW_MS + number)
     locks.lock("late", "me", [], NOW_MS + LEASE_MS + 50)
-    assert locks._groups == {}
+    assert (locks._groups, len(locks._by_renewal)) == ({}, 0)
 
 
 def test_expired_locks_are_removed_after_the_clock_was_ahead(locks: QueueLocks) -> None:
@@ -105,21 +115,27 @@ def test_a_lease_does_not_last_longer_when_the_clock_is_set_back(locks: QueueLoc
 
 
 class LockHistory(RuleBasedStateMachine):
-    """Clients lock, renew and unlock queues while time passes, writes are slow or fail, and the
-    broker dies. A client considers itself the owner for a lease after each confirmed lock; Java
+    """Clients lock, renew and unlock queues while time passes, writes fail, and the broker dies or
+    the power fails. A client considers itself the owner for a lease after each confirmed lock; Java
     clients do so for half a lease."""
 
     def __init__(self) -> None:
         super().__init__()
         self.live = settings()
-        self.locks = QueueLocks(self.live)
-        self.file = self.locks.snapshot()
+        self.folder = TemporaryDirectory()
+        self.flushed: dict[str, bytes] = {}
         self.now_ms = self.started_ms = NOW_MS
         self.held: dict[MessageQueue, int] = {}  # until when, by the broker
         self.owners: dict[MessageQueue, tuple[str, int]] = {}  # by the owners
-        self.unsaved: list[tuple[str, MessageQueue, int]] = []
-        self.waiting: list[tuple[str, MessageQueue, int]] = []
-        self.writing: bytes | None = None
+        self.locks = start(self.live, self.path, self.now_ms)
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder.name)
+
+    def teardown(self) -> None:
+        self.locks.close()
+        self.folder.cleanup()
 
     clients = st.sampled_from(["a", "b"])
     queues = st.lists(st.sampled_from([Q0, Q1]), min_size=1, max_size=2)
@@ -128,53 +144,18 @@ class LockHistory(RuleBasedStateMachine):
     @rule(client=clients, queues=queues)
     def lock(self, client: str, queues: list[MessageQueue]) -> None:
         got = self.locks.lock("g", client, queues, self.now_ms)
-        answer = [(client, queue, self.now_ms) for queue in got]
-        if self.locks.are_saved("g", got):
-            self.notification(answer)
-        else:
-            self.unsaved += answer
-            self.write()
+        for queue in got:
+            owner, until_ms = self.owners.get(queue, (client, 0))
+            assert owner == client or self.now_ms > until_ms
+            self.owners[queue] = (client, self.now_ms + LEASE_MS)
         self.held.update((queue, self.now_ms + LEASE_MS) for queue in got)
         for queue in set(queues) - set(got):
             # After a start a lease may last longer than its owner knows.
             assert self.now_ms <= max(self.held.get(queue, 0), self.started_ms + LEASE_MS)
 
-    def notification(self, answer: list[tuple[str, MessageQueue, int]]) -> None:
-        for client, queue, at_ms in answer:
-            owner, until_ms = self.owners.get(queue, (client, 0))
-            assert owner == client or at_ms > until_ms
-            self.owners[queue] = (client, at_ms + LEASE_MS)
-
-    def write(self) -> None:
-        """As a server does: one write at a time."""
-        if self.writing is not None:
-            return
-        self.waiting, self.unsaved = self.unsaved, []
-        if self.locks.dirty:
-            self.writing = self.locks.snapshot()
-        elif self.waiting:
-            self.locks.mark_saved()
-            self.notification(self.waiting)
-
-    @rule(fails=st.booleans())
-    def end_the_write(self, fails: bool) -> None:
-        if self.writing is None:
-            return
-        if fails:  # and the responses are lost, too
-            self.locks.dirty = True
-        else:
-            self.file = self.writing
-            self.locks.mark_saved()
-            self.notification(self.waiting)
-        self.writing = None
-        if self.unsaved:
-            self.write()
-
     @rule(client=clients, queues=queues)
     def unlock(self, client: str, queues: list[MessageQueue]) -> None:
         self.locks.unlock("g", client, queues)
-        for answers in (self.unsaved, self.waiting):
-            answers[:] = [one for one in answers if one[0] != client or one[1] not in queues]
         for queue in queues:
             if self.owners.get(queue, ("", 0))[0] == client:
                 del self.owners[queue]
@@ -182,14 +163,30 @@ class LockHistory(RuleBasedStateMachine):
     @rule(ms=times)
     def let_time_pass(self, ms: int) -> None:
         self.now_ms += ms
-        self.write()  # as the broker does now and then
+
+    @rule()
+    def begin_a_file(self) -> None:
+        self.locks._begin_file()
+
+    @rule()
+    def write_back(self) -> None:
+        self.flushed = {path.name: path.read_bytes() for path in self.path.iterdir()}
 
     @rule(ms=times)
     def let_the_broker_die(self, ms: int) -> None:
+        self._start_again(ms, complete=True)
+
+    @rule(ms=times)
+    def cut_the_power(self, ms: int) -> None:
+        for path in self.path.iterdir():
+            path.write_bytes(self.flushed.get(path.name, b""))
+        self._start_again(ms, complete=False)
+
+    def _start_again(self, ms: int, *, complete: bool) -> None:
+        self.locks.close()
         self.now_ms += ms
         self.started_ms = self.now_ms
-        self.locks = load(self.live, self.file, self.now_ms)
-        self.unsaved, self.waiting, self.writing = [], [], None
+        self.locks = start(self.live, self.path, self.now_ms, complete=complete)
 
 
 LockHistory.TestCase.settings = hypothesis.settings(
@@ -198,73 +195,114 @@ LockHistory.TestCase.settings = hypothesis.settings(
 TestLockHistory = LockHistory.TestCase
 
 
-# --- the file
+# --- the journal
 
 
-def load(live: LiveSettings, data: bytes, now_ms: int) -> QueueLocks:
-    """The locks of a broker that starts with this file."""
-    locks = QueueLocks(live)
-    locks.load(cast(ConfigFile, SimpleNamespace(load=lambda parse: parse(data))), now_ms)
-    return locks
-
-
-def test_locks_survive_a_restart(locks: QueueLocks, live: LiveSettings) -> None:
+def test_locks_survive_a_restart(locks: QueueLocks, live: LiveSettings, tmp_path: Path) -> None:
     locks.lock("g", "me", [Q0, Q1], NOW_MS)
-    assert locks.dirty
-    again = load(live, locks.snapshot(), NOW_MS + 5_000)
-    assert not locks.dirty
+    locks.lock("g", "gone", [Q2], NOW_MS)
+    locks.unlock("g", "gone", [Q2])
+    again = start(live, tmp_path, NOW_MS + 5_000)
     assert again.lock("g", "you", [Q0, Q2], NOW_MS + 5_000) == [Q2]
     assert again.lock("g", "me", [Q0], NOW_MS + LEASE_MS) == [Q0]
     # What nobody renews any more passes on: a lease after the start at the latest.
     assert again.lock("g", "you", [Q1], NOW_MS + LEASE_MS + 5_000 + 1) == [Q1]
 
 
-def test_leases_expire_while_the_broker_is_down(locks: QueueLocks, live: LiveSettings) -> None:
+def test_leases_expire_while_the_broker_is_down(
+    locks: QueueLocks, live: LiveSettings, tmp_path: Path
+) -> None:
     locks.lock("g", "me", [Q0], NOW_MS)
-    again = load(live, locks.snapshot(), NOW_MS + 2 * LEASE_MS)
+    again = start(live, tmp_path, NOW_MS + 2 * LEASE_MS)
     assert again._groups == {}
 
 
-def test_the_file_follows_renewals(locks: QueueLocks, live: LiveSettings) -> None:
-    writes = 0
+def test_after_a_power_failure_nothing_is_locked_until_the_old_locks_have_expired(
+    locks: QueueLocks,
+    live: LiveSettings,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    locks.lock("g", "me", [Q0], NOW_MS)
+    again = start(live, tmp_path, NOW_MS, complete=False)
+    assert "are locked again in 60 s" in caplog.text
+    assert again.lock("g", "me", [Q0], NOW_MS + LEASE_MS - 1) == []
+    # A broker that is killed meanwhile goes on waiting.
+    again = start(live, tmp_path, NOW_MS + 5_000)
+    assert again.lock("g", "you", [Q1], NOW_MS + LEASE_MS - 1) == []
+    assert again.lock("g", "you", [Q1], NOW_MS + LEASE_MS) == [Q1]
+
+
+def test_the_wait_after_a_power_failure_ends_when_the_clock_is_set_back(
+    live: LiveSettings, tmp_path: Path
+) -> None:
+    locks = start(live, tmp_path, NOW_MS, complete=False)
+    back_ms = NOW_MS - 3_600_000
+    assert locks.lock("g", "me", [Q0], back_ms) == []
+    assert locks.lock("g", "me", [Q0], back_ms + LEASE_MS) == [Q0]
+
+
+def test_the_journal_follows_renewals(
+    locks: QueueLocks, live: LiveSettings, tmp_path: Path
+) -> None:
+    lines = set()
     for ms in range(0, 10 * LEASE_MS, 10_000):
         locks.lock("g", "me", [Q0], NOW_MS + ms)
-        if not locks.are_saved("g", [Q0]):
-            data = locks.snapshot()
-            locks.mark_saved()
-            writes += 1
-    assert writes == 15  # every 40 s
+        lines.add((tmp_path / lock_journal.FILES[1]).read_bytes())
+    assert len(lines) == 15  # every 40 s
     dead_ms = NOW_MS + ms
-    again = load(live, data, dead_ms + LEASE_MS)
+    again = start(live, tmp_path, dead_ms + LEASE_MS)
     assert again.lock("g", "you", [Q0], dead_ms + LEASE_MS) == []
 
 
-def test_a_renewal_waits_for_a_file_that_is_far_behind(
-    locks: QueueLocks, live: LiveSettings
+def test_a_long_journal_begins_again_with_all_locks(
+    live: LiveSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(lock_journal, "FILE_BYTES", 1_000)
+    locks = start(live, tmp_path, NOW_MS)
     locks.lock("g", "me", [Q0], NOW_MS)
-    data = locks.snapshot()
-    assert not locks.are_saved("g", [Q0]), "it is not written yet"
-    locks.mark_saved()
-    locks.lock("g", "me", [Q0], NOW_MS + LEASE_MS // 2)
-    assert locks.are_saved("g", [Q0])
-    again = load(live, data, NOW_MS + LEASE_MS)
-    again.lock("g", "me", [Q0], NOW_MS + LEASE_MS)
-    assert not again.are_saved("g", [Q0])
-    once_more = load(live, again.snapshot(), NOW_MS + LEASE_MS + 1)
-    assert once_more.lock("g", "you", [Q0], NOW_MS + 2 * LEASE_MS) == []
+    for number in range(500):
+        locks.lock(f"g{number}", "you", [Q1], NOW_MS)
+        locks.unlock(f"g{number}", "you", [Q1])
+        if number % 7 == 0:
+            locks.close()
+            locks = start(live, tmp_path, NOW_MS)
+            assert list(locks._groups) == ["g"]
+        if number == 20:
+            locks.lock("g", "me", [Q2], NOW_MS)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 5_000
+    assert locks.lock("g", "you", [Q0, Q1, Q2], NOW_MS) == [Q1]
 
 
-@pytest.mark.parametrize("data", [b"[", b"{}", b'{"locks":[["g","t",0,"me"]]}'])
-def test_a_damaged_file_does_not_prevent_a_start(
+@pytest.mark.parametrize("data", [b"[", b"00000000 []\n", b"\n", b"\xff" * 100, bytes(1000)])
+def test_a_damaged_journal_does_not_prevent_a_start(
     tmp_path: Path, live: LiveSettings, data: bytes
 ) -> None:
-    disk = WatchedDisk()
-    path = tmp_path / "locks.json"
-    path.write_bytes(data)
-    locks = QueueLocks(live)
-    locks.load(ConfigFile(disk, path), NOW_MS)
-    assert locks.lock("g", "me", [Q0], NOW_MS) == [Q0]
+    for name in lock_journal.FILES:
+        (tmp_path / name).write_bytes(data)
+    assert start(live, tmp_path, NOW_MS).lock("g", "me", [Q0], NOW_MS) == [Q0]
+    assert start(live, tmp_path, NOW_MS).lock("g", "you", [Q0], NOW_MS) == []
+
+
+def test_a_line_that_was_written_in_part_is_ignored(
+    locks: QueueLocks, live: LiveSettings, tmp_path: Path
+) -> None:
+    locks.lock("g", "me", [Q0], NOW_MS)
+    path = tmp_path / lock_journal.FILES[1]
+    whole = path.read_bytes()
+    locks.lock("g", "me", [Q1], NOW_MS)
+    path.write_bytes(path.read_bytes()[:-5])
+    assert len(path.read_bytes()) > len(whole)
+    assert start(live, tmp_path, NOW_MS).lock("g", "you", [Q0, Q1], NOW_MS) == [Q1]
+
+
+def test_the_number_of_locks_is_limited(locks: QueueLocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_locks, "LOCKS_MAX", 2)
+    locks.lock("g", "me", [Q0, Q1], NOW_MS)
+    assert locks.lock("g", "me", [Q0, Q1], NOW_MS) == [Q0, Q1]
+    with pytest.raises(SystemBusy, match="3 locks, the limit is 2"):
+        locks.lock("g", "me", [Q2], NOW_MS)
+    assert locks.lock("g", "me", [Q2], NOW_MS + LEASE_MS + 1) == [Q2]
 
 
 # --- requests
@@ -273,11 +311,7 @@ def test_a_damaged_file_does_not_prevent_a_start(
 @pytest.fixture
 def fixture(tmp_path: Path) -> Iterator[ConsumerFixture]:
     fixture = make_fixture(tmp_path)
-    fixture.serve(
-        LockRequests(
-            fixture.locks, fixture.groups, fixture.topics, fixture.clients, fixture.effects
-        )
-    )
+    fixture.serve(LockRequests(fixture.locks, fixture.groups, fixture.topics, fixture.clients))
     fixture.topics.ensure("T", 3, 6, NOW_MS)
     yield fixture
     fixture.store.close()
@@ -297,28 +331,23 @@ def test_a_lock_request_returns_the_owned_queues(fixture: ConsumerFixture) -> No
     assert fixture.ask(LOCK, wanted("late", Q0)).body == b'{"lockOKMQSet":[]}'
 
 
-def ask_to_lock(fixture: ConsumerFixture, client_id: str) -> Answer:
-    body = wanted(client_id, Q0)
-    return fixture.router.handle(
-        Command(LOCK, {}, body, client=1, peer="10.0.0.1:99", now_ms=NOW_MS, version=479)
+def test_a_lock_is_in_the_journal_and_answered_without_a_flush(fixture: ConsumerFixture) -> None:
+    disk = fixture.store.disk
+    assert isinstance(disk, WatchedDisk)
+    fixture.effects.take()
+    disk.synced.clear()
+    for client_id, code in (("me", LOCK), ("me", LOCK), ("me", UNLOCK), ("me", LOCK)):
+        command = Command(
+            code, {}, wanted(client_id, Q0), client=1, peer="10.0.0.1:99", now_ms=NOW_MS
+        )
+        assert isinstance(fixture.router.handle(command), Reply), "nothing is waited for"
+    assert disk.synced == []
+    assert not any(
+        isinstance(effect, PersistSoon) and effect.table is not fixture.groups.table
+        for effect in fixture.effects.take()
     )
-
-
-def test_a_new_owner_is_saved_before_the_response(fixture: ConsumerFixture) -> None:
-    first = ask_to_lock(fixture, "me")
-    write = fixture.persistence.save(fixture.locks)
-    renewal = ask_to_lock(fixture, "me")  # while the first is being written
-    for answer in (first, renewal):
-        assert isinstance(answer, PersistTable)
-        assert answer.table is fixture.locks
-    write()
-    assert isinstance(first, PersistTable)
-    first.then(True)
-    again = QueueLocks(fixture.live)
-    again.load(fixture.persistence.file(QueueLocks.FILE), NOW_MS)
+    again = start(fixture.live, fixture.store.paths.config, NOW_MS)
     assert again.lock("g", "you", [Q0], NOW_MS) == []
-    assert not fixture.locks.dirty
-    assert isinstance(ask_to_lock(fixture, "me"), InThread), "nothing new: nothing is written"
 
 
 def test_the_broker_name_in_a_lock_request_does_not_matter(fixture: ConsumerFixture) -> None:
@@ -337,25 +366,29 @@ def test_a_client_id_that_is_too_long_is_refused(fixture: ConsumerFixture) -> No
 
 
 def test_locks_are_confirmed_also_when_the_disk_fails(
-    fixture: ConsumerFixture, monkeypatch: Any
+    fixture: ConsumerFixture, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(path: Path, data: bytes) -> None:
-        raise OSError(28, "no space left on device")
+    def fail(fd: int, data: memoryview, at: int) -> None:
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(fixture.store.disk, "replace", fail)
-    reply = fixture.ask(LOCK, wanted("me", Q0))
-    assert fastjson.decode(reply.body, LockBatchResponseBody).lock_ok_mq_set == [Q0]
-    assert fixture.locks.dirty  # it is retried
-    assert isinstance(ask_to_lock(fixture, "me"), PersistTable)
+    with monkeypatch.context() as patch, caplog.at_level(logging.INFO):
+        patch.setattr(fixture.store.disk, "write", fail)
+        for client_id in ("me", "me"):
+            reply = fixture.ask(LOCK, wanted(client_id, Q0))
+            assert fastjson.decode(reply.body, LockBatchResponseBody).lock_ok_mq_set == [Q0]
+    assert caplog.text.count("can't save queue locks") == 1
+    assert "No space left on device" in caplog.text
+    with caplog.at_level(logging.INFO):
+        fixture.ask(LOCK, wanted("me", Q0))  # it is retried with the next renewal
+    assert "queue locks are saved again" in caplog.text
+    again = start(fixture.live, fixture.store.paths.config, NOW_MS)
+    assert again.lock("g", "you", [Q0], NOW_MS) == []
 
 
 def test_an_unlock_request_releases_queues(fixture: ConsumerFixture) -> None:
     fixture.ask(LOCK, wanted("me", Q0))
-    fixture.effects.take()
     assert fixture.ask(UNLOCK, wanted("me", Q0)).code == 0
-    assert fixture.effects.take() == [PersistSoon(fixture.locks)]
     assert fixture.ask(UNLOCK, wanted("me", Q0)).code == 0
-    assert fixture.effects.take() == []
     reply = fixture.ask(LOCK, wanted("you", Q0))
     assert fastjson.decode(reply.body, LockBatchResponseBody).lock_ok_mq_set == [Q0]
 
