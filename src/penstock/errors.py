@@ -202,6 +202,15 @@ class NoPermission(Refused):
     hint = "ask the broker's administrator for the permission, or check the broker's settings"
 
 
+class BrokerNameTaken(Refused):
+    """Another live broker is registered under this broker name and id."""
+
+    hint = (
+        "give each broker its own name (broker.name); a broker that has moved to another address "
+        "can register when its old connection is closed or has expired"
+    )
+
+
 class TopicNotExist(Refused):
     """The topic does not exist on this broker."""
 

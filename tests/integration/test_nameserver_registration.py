@@ -19,7 +19,7 @@ from penstock.wire.bodies.registration_bodies import RegisterBrokerBody, body_cr
 from penstock.wire.bodies.table_bodies import TopicConfigAndMappingSerializeWrapper
 from tests.integration.loops import Frame, Server, Wire, serving
 
-REGISTER, UNREGISTER, SINGLE = 103, 104, 217
+REGISTER, UNREGISTER, SINGLE, MEMBERS = 103, 104, 217, 901
 
 
 class Topics:
@@ -45,11 +45,12 @@ class Topics:
 
 
 class NameServer:
-    """Records its requests and answers with `reply`."""
+    """Records its requests and answers with `reply`; who has a broker name is `members`."""
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
         self.reply: dict[str, Any] = {}
+        self.members: dict[str, Any] = {}
         self.code = 0
         self.codes: dict[int, int] = {}  # by request
         self.silent = False
@@ -58,6 +59,9 @@ class NameServer:
     async def serve(self, wire: Wire) -> None:
         while True:
             frame = await wire.read()
+            if frame.code == MEMBERS:
+                wire.answer(frame, **self.members)
+                continue
             self.frames.append(frame)
             self.heard.set()
             if not self.silent:
@@ -131,6 +135,7 @@ def test_registration_matches_apache_and_stop_unregisters() -> None:
                     "brokerName": "broker-a", "brokerAddr": "10.0.0.7:10911", "clusterName": "C",
                     "haServerAddr": "10.0.0.7:10912", "brokerId": "1",
                     "enableActingMaster": "false", "compressed": "false",
+                    "bootTimestamp": str(registration.name.booted_ms),
                     "bodyCrc32": str(body_crc32(frame.body)),
                 }  # fmt: skip
                 assert names.topics() == [{"a", "b"}]

@@ -147,6 +147,34 @@ def test_disabled_mode_serves_plain_only(run: Run) -> None:
     run(body())
 
 
+@pytest.mark.parametrize("secure", [False, True], ids=["plain only", "both"])
+def test_accepted_connections_notice_a_vanished_peer(run: Run, pair: Pair, secure: bool) -> None:
+    async def body() -> None:
+        accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        class Kept(Echo):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                super().connection_made(transport)
+                accepted.set_result(transport.get_extra_info("socket"))
+
+        listener = await listen(
+            Kept, "127.0.0.1", 0, tls=Tls(config(pair)) if secure else None
+        )  # fmt: skip
+        _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(b"x")
+        with socket.socket(fileno=os.dup((await accepted).fileno())) as copy:
+            assert copy.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            idle, interval, count = (
+                copy.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+        assert idle + interval * count == 30
+        writer.transport.abort()
+        await listener.close()
+
+    run(body())
+
+
 def test_many_connections_at_a_time(run: Run, pair: Pair) -> None:
     async def body() -> None:
         async with listening(config(pair)) as listener:

@@ -15,7 +15,7 @@ from penstock.rpc.answers import ClientId
 from penstock.rpc.command import LOOSE_BODY_BYTES_MAX, Command
 from penstock.wire import fastjson
 from penstock.wire.bodies.registration_bodies import RegisterBrokerBody, body_crc32, decode_register
-from penstock.wire.codes import EXT_ZONE_NAME, MASTER_ID
+from penstock.wire.codes import EXT_BOOT_TIMESTAMP, EXT_ZONE_NAME, MASTER_ID
 
 INFLATED_BYTES_MAX = 16 * 1024 * 1024
 """Longest compressed body after decompression: as long as a frame, about 300,000 topics."""
@@ -39,6 +39,7 @@ class BrokerRegistration:
     acting_master: bool | None  # None: a broker of 4.x, which can't act for its master
     expire_ms: int  # it is removed after this time without a request
     complete: bool  # topics that are missing in it are removed
+    booted_ms: int  # 0 if the broker does not tell
     client: ClientId
     compressed: bool
     version: int
@@ -70,6 +71,7 @@ def read_registration(command: Command, config: NameServerConfig) -> BrokerRegis
         ),
         expire_ms=expire_ms if expire_ms > 0 else config.broker_expire_ms,
         complete=config.delete_absent_topics,
+        booted_ms=command.i64_or(EXT_BOOT_TIMESTAMP, 0),
         client=command.client,
         compressed=command.truth("compressed"),
         version=command.version,

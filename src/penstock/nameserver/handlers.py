@@ -36,6 +36,7 @@ from penstock.wire.bodies.client_bodies import (
     TopicRouteData,
 )
 from penstock.wire.codes import (
+    EXT_BOOT_TIMESTAMP,
     EXT_ZONE_MODE,
     EXT_ZONE_NAME,
     RETRY_TOPIC_PREFIX,
@@ -147,18 +148,24 @@ class NameServer:
         return key
 
     def _register_topic(self, command: Command) -> Answer:
-        self._routes.add_topic(command.text("topic"), command.body_as(TopicRouteData).queue_datas)
+        queues = command.body_as(TopicRouteData).queue_datas
+        self._routes.add_topic(command.text("topic"), queues, command.client)
         return SUCCESS
 
     def _member_group(self, command: Command) -> Answer:
         name = command.text("brokerName")
         group = self._routes.broker_sets.get(name)
+        ext = {}
+        if "brokerId" in command.ext:  # asked by a broker that is about to register
+            booted_ms = self._routes.booted_ms(name, command.i64("brokerId"))
+            ext = {EXT_BOOT_TIMESTAMP: str(booted_ms)} if booted_ms else {}
         members = BrokerMemberGroup(
             cluster=command.text("clusterName"),
             broker_name=name,
             broker_addrs=group.broker_addrs if group is not None else {},
         )
-        return _body(GetBrokerMemberGroupResponseBody(broker_member_group=members))
+        body = GetBrokerMemberGroupResponseBody(broker_member_group=members)
+        return Reply(ext=ext, body=fastjson.encode(body))
 
     # --- routes and lists ------------------------------------------------------------------------
 

@@ -13,6 +13,10 @@ smallest id if it runs RocketMQ 5.x. They replace the known ones when the DataVe
 the last one of that process, or when the process is new under its id; otherwise only missing topics
 are added. So a permission that a tool has wiped lasts until the broker changes its topics.
 
+A name and id belong to one address. While its broker is alive, another address is refused, unless
+its epoch (`state_version`) is greater or it changes its role: it is registered under this name with
+another id.
+
 All values are frozen and replaced when they change. The response to a route query is cached until
 its topic or any broker changes.
 """
@@ -22,7 +26,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from penstock.errors import Refused
+from penstock.errors import BrokerNameTaken, Refused
 from penstock.nameserver.broker_registration import BrokerRegistration
 from penstock.rpc.answers import ClientId
 from penstock.wire import fastjson
@@ -76,6 +80,8 @@ class RouteTable:
         self.topics: dict[str, dict[str, QueueData]] = {}
         self.mappings: dict[str, dict[str, TopicQueueMappingInfo]] = {}
         self._clients: dict[ClientId, set[Key]] = {}
+        # Connections whose registration under a broker name was refused.
+        self._refused: dict[ClientId, set[str]] = {}
         # topic → strict → (variant, body)
         self._bodies: dict[str, dict[bool, tuple[object, bytes]]] = {}
 
@@ -92,7 +98,10 @@ class RouteTable:
     def register(
         self, registration: BrokerRegistration, body: RegisterBrokerBody, now_ms: int
     ) -> None:
-        """Register an address and its topics, unless another address with its id is newer."""
+        """Register an address and its topics.
+
+        Raises BrokerNameTaken if the id belongs to a live broker at another address.
+        """
         table = body.topic_config_serialize_wrapper
         name, key = registration.name, registration.key
         before = self.brokers.get(key)
@@ -104,12 +113,7 @@ class RouteTable:
         )
         holder = broker_set.broker_addrs.get(registration.id)
         if holder is not None and holder != registration.address:
-            newer = self.brokers.get((registration.cluster, holder))
-            if newer and newer.version.state_version > table.data_version.state_version:
-                log.warning("ignored broker %s at %s: %s is newer", name, key[1], holder)
-                self._forget(key)
-                return
-            self._forget((registration.cluster, holder))
+            self._replace_holder(registration, holder, table.data_version.state_version)
         if holder is None and len(table.topic_config_table) == 1:
             raise Refused(
                 f"register broker failed: {name} at {key[1]} is not registered and sends only one "
@@ -131,6 +135,7 @@ class RouteTable:
             registration, table.data_version, body.filter_server_list, now_ms
         )
         self._clients.setdefault(registration.client, set()).add(key)
+        self._refused.get(registration.client, set()).discard(name)
 
     def mark_seen(self, cluster: str, address: str, now_ms: int) -> None:
         """Note that a broker is alive; unknown ones are ignored."""
@@ -147,6 +152,7 @@ class RouteTable:
 
     def remove_brokers_of(self, client: ClientId) -> None:
         """Remove the brokers that registered over a closed connection."""
+        self._refused.pop(client, None)
         for key in self._clients.pop(client, ()):
             self._remove(key)
 
@@ -169,8 +175,15 @@ class RouteTable:
 
     # --- topics ----------------------------------------------------------------------------------
 
-    def add_topic(self, topic: str, queues: list[QueueData]) -> None:
-        """Set the queues of one topic, if all their brokers are known."""
+    def add_topic(self, topic: str, queues: list[QueueData], client: ClientId) -> None:
+        """Set the queues of one topic, if all their brokers are known.
+
+        Raises BrokerNameTaken if the client's registration under one of their names was refused.
+        """
+        refused = self._refused.get(client, set())
+        for data in queues:
+            if data.broker_name in refused:
+                raise BrokerNameTaken(f"another broker is registered as {data.broker_name}")
         if queues and all(data.broker_name in self.broker_sets for data in queues):
             self.topics.setdefault(topic, {}).update({data.broker_name: data for data in queues})
             self._bodies.pop(topic, None)
@@ -243,6 +256,13 @@ class RouteTable:
         )
         return master.registration if master is not None else None
 
+    def booted_ms(self, name: str, id: int) -> int:
+        """When the broker with this name and id was started; 0 if it is not known."""
+        broker_set = self.broker_sets.get(name)
+        address = broker_set.broker_addrs.get(id) if broker_set is not None else None
+        broker = self._find(name, address) if address is not None else None
+        return broker.registration.booted_ms if broker is not None else 0
+
     def cluster_info(self) -> ClusterInfo:
         """All brokers and clusters."""
         clusters = {cluster: list(names) for cluster, names in self.clusters.items()}
@@ -262,6 +282,40 @@ class RouteTable:
         ]
 
     # --- private ---------------------------------------------------------------------------------
+
+    def _find(self, name: str, address: str) -> RegisteredBroker | None:
+        """The process at an address under a broker name, in any cluster."""
+        for broker in self.brokers.values():
+            if broker.registration.address == address and broker.registration.name == name:
+                return broker
+        return None
+
+    def _replace_holder(
+        self, registration: BrokerRegistration, holder: str, state_version: int
+    ) -> None:
+        """Forget the address that has the id of a registration, or refuse the registration."""
+        name, address = registration.name, registration.address
+        live = self._find(name, holder)
+        if live is None:
+            return
+        epoch = live.version.state_version
+        changes_role = registration.key in self.brokers and state_version == epoch
+        if state_version > epoch or changes_role:
+            log.warning(
+                "broker %s (id %d) moves from %s to %s", name, registration.id, holder, address
+            )
+            self._forget(live.registration.key)
+            return
+        self._remove(registration.key)
+        refused = self._refused.setdefault(registration.client, set())
+        error = BrokerNameTaken(
+            f"the broker {name} (id {registration.id}) is registered at {holder}, and that broker "
+            "is alive"
+        )
+        if name not in refused:  # a broker repeats its registration every 30 s
+            log.warning("refused the registration of %s: %s", address, error.message)
+            refused.add(name)
+        raise error
 
     def _set_address(
         self, broker_set: BrokerData, registration: BrokerRegistration

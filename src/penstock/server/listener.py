@@ -4,12 +4,17 @@ The first byte tells them apart: a TLS client starts with 0x16, a frame with at 
 first byte of each connection is peeked at before the connection is accepted. Connections that send
 nothing are closed after a while. When too many are silent, a new connection replaces the one that
 has been silent longest, so that silent connections can't keep others out.
+
+Accepted connections use TCP keepalive. A peer whose machine is gone is noticed within
+`KEEPALIVE_SECONDS`, not only when it should have sent something: a NameServer then accepts the
+broker at another address.
 """
 
 import asyncio
 import contextlib
 import errno
 import logging
+import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -26,6 +31,8 @@ HANDSHAKE_SECONDS = 10.0
 SHUTDOWN_SECONDS = 0.5
 WAITING_MAX = 2_048
 """Most connections that have sent nothing yet, and most that are in the TLS handshake."""
+KEEPALIVE_SECONDS = 30
+KEEPALIVE_PROBES = 3
 ACCEPTS_PER_ITERATION = 64
 FULL_PAUSE_MS = 500
 """How long accepting pauses after the process has run out of descriptors or memory."""
@@ -84,6 +91,8 @@ class PlainListener(Listener):
     def __init__(self, server: asyncio.Server) -> None:
         super().__init__(server.sockets[0].getsockname()[1])
         self._server = server
+        for listening in server.sockets:
+            _keep_alive(listening.fileno())
 
     async def close(self) -> None:
         self._server.close()
@@ -277,6 +286,7 @@ async def _bind(host: str, port: int, backlog: int) -> list[socket.socket]:
                 listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             if len(sockets) > 1 and port == 0:  # the same port on every address
                 address = (address[0], sockets[0].getsockname()[1], *address[2:])
+            _keep_alive(listening.fileno())
             listening.bind(address)
             listening.listen(backlog)
     except OSError as error:
@@ -285,3 +295,14 @@ async def _bind(host: str, port: int, backlog: int) -> list[socket.socket]:
         text = f"can't listen on {host or '*'}:{port}: {error.strerror}"
         raise OSError(error.errno, text) from None
     return sockets
+
+
+def _keep_alive(descriptor: int) -> None:
+    """Use TCP keepalive on a socket, and on connections that it accepts."""
+    interval = KEEPALIVE_SECONDS // (2 * KEEPALIVE_PROBES)
+    # uvloop's sockets have no setsockopt.
+    with socket.socket(fileno=os.dup(descriptor)) as copy:
+        copy.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS // 2)
+        copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
+        copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)

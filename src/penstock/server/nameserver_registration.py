@@ -9,6 +9,8 @@ back. The table is encoded once per version.
 Requests that wait until the NameServers know a few topics do not wait for the table: these topics
 are registered one by one before it (REGISTER_TOPIC_IN_NAMESRV). That does not change the version
 of the table at the NameServer, so the table that follows is still taken as new.
+
+A broker whose name belongs to another one does not register (`broker_name`).
 """
 
 import asyncio
@@ -21,18 +23,25 @@ import msgspec
 
 from penstock.clock import Clock, LoopClock, finish_within, pause
 from penstock.config import LiveSettings
-from penstock.errors import BodyError, PeerError, PenstockError
+from penstock.errors import BodyError, BrokerNameTaken, PeerError, PenstockError
 from penstock.rpc.router import bug_text
+from penstock.server.broker_name import BrokerName, OtherBroker
 from penstock.transport.peer import Peer, Response, Sign, split_address
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import DataVersion, KVTable, QueueData, TopicRouteData
 from penstock.wire.bodies.registration_bodies import RegisterBrokerBody, body_crc32, encode_register
-from penstock.wire.codes import RequestCode, ResponseCode, response_name
+from penstock.wire.codes import (
+    EXT_BOOT_TIMESTAMP,
+    RequestCode,
+    ResponseCode,
+    response_name,
+)
 
 log = logging.getLogger(__name__)
 
 CALL_MS = 6_000
 UNREGISTER_MS = 3_000
+NAME_CHECK_MS = 2_000
 FIRST_ROUND_MS = 6_000
 RETRY_MS = 1_000
 PERIOD_MS_RANGE = (10_000, 60_000)
@@ -81,6 +90,7 @@ class NameServerRegistration:
         self._ha_address = ha_address
         self._on_order_config = on_order_config
         self._clock = clock or LoopClock()
+        self.name = BrokerName(address, self._clock)
         self._body = b""
         self._body_crc32 = 0
         self._body_version: DataVersion | None = None
@@ -162,15 +172,37 @@ class NameServerRegistration:
         }
 
     async def first_round(self, timeout_ms: int = FIRST_ROUND_MS) -> bool:
-        """Start, and wait for the first attempt at each; whether one has succeeded."""
+        """Start, and wait for the first attempt at each; whether one has succeeded.
+
+        Raises BrokerNameTaken if another broker still has this name and id at the end of the time.
+        """
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        await self._await_name(deadline_ms)
         self.start()
         tried = asyncio.gather(*(link.tried.wait() for link in self._links))
         try:
-            await finish_within(self._clock, timeout_ms, tried)
+            await finish_within(self._clock, deadline_ms - self._clock.monotonic_ms(), tried)
         except TimeoutError:
             late = [state.address for state in self.states if not state.tried]
             log.warning("no response yet from the NameServers %s: starting anyway", ", ".join(late))
         return not self._links or any(state.registered for state in self.states)
+
+    async def _await_name(self, deadline_ms: int) -> None:
+        """Wait until no NameServer lists another broker with this name and id."""
+        warned = False
+        while True:
+            found = await asyncio.gather(*(link.find_other() for link in self._links))
+            other = next((other for other in found if other is not None), None)
+            if other is None:
+                return
+            taken = self.name.taken_by(other, self.header())
+            left_ms = deadline_ms - self._clock.monotonic_ms()
+            if left_ms < RETRY_MS:
+                raise taken
+            if not warned:
+                log.warning("%s: waiting %d ms for it to stop", taken, left_ms)
+                warned = True
+            await pause(self._clock, RETRY_MS)
 
     def not_ready(self) -> str | None:
         """Why clients can't find this broker, or None."""
@@ -187,7 +219,7 @@ class NameServerRegistration:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(link.unregister() for link in self._links))
+        await asyncio.gather(*(link.close() for link in self._links))
 
     def header(self) -> dict[str, str]:
         """The fields that name this broker."""
@@ -212,6 +244,7 @@ class NameServerRegistration:
         ext = {
             **self.header(),
             "haServerAddr": self._ha_address,
+            EXT_BOOT_TIMESTAMP: str(self.name.booted_ms),
             "enableActingMaster": "false",
             "compressed": "false",
             "bodyCrc32": str(self._body_crc32),
@@ -283,8 +316,23 @@ class _NameServerLink:
             self.wake.set()
             await done.wait()
 
-    async def unregister(self) -> None:
+    async def find_other(self) -> OtherBroker | None:
+        """Another broker with the same name and id, if this NameServer responds and lists one."""
+        try:
+            return await self._registration.name.find_other(
+                self.peer, self._registration.header(), NAME_CHECK_MS
+            )
+        except PeerError:  # the registration reports it
+            return None
+
+    async def close(self) -> None:
         """Unregister if registered, and close the connection."""
+        try:
+            await self._unregister()
+        finally:
+            await self.peer.close()
+
+    async def _unregister(self) -> None:
         try:
             if self.state.registered and self.peer.connected:
                 ext = self._registration.header()
@@ -293,7 +341,6 @@ class _NameServerLink:
             log.warning("can't unregister from the NameServer %s", error)
         finally:
             self.state.registered = False
-            await self.peer.close()
 
     async def _register_singly(self, bodies: Mapping[str, bytes]) -> bool:
         """Whether the NameServer has accepted all of these topics."""
@@ -312,6 +359,7 @@ class _NameServerLink:
     async def _register(self) -> None:
         done, self._next_done = self._next_done, asyncio.Event()
         try:
+            await self._check_name()
             ext, body = self._registration.register_request()
             response = await self.peer.call(
                 RequestCode.REGISTER_BROKER, ext, body, timeout_ms=CALL_MS
@@ -322,6 +370,9 @@ class _NameServerLink:
             else:
                 reason = response.remark or "no reason given"
                 self._failed(f"{response_name(response.code)}: {reason}")
+        except BrokerNameTaken as error:
+            await self._unregister()
+            self._failed(str(error))
         except PenstockError as error:  # no response, or a table that does not fit in a frame
             self._failed(str(error).removeprefix(f"{self.state.address}: "))
         except Exception as error:
@@ -330,6 +381,15 @@ class _NameServerLink:
         self.state.tried = True
         self.tried.set()
         done.set()
+
+    async def _check_name(self) -> None:
+        """Raise BrokerNameTaken if this broker may not use its name and id."""
+        registration = self._registration
+        name, header = registration.name, registration.header()
+        other = await name.find_other(self.peer, header, CALL_MS)
+        if other is not None and name.give_up_for(other, header, registration.period_ms):
+            registration.register_soon()  # to unregister from the other NameServers
+        name.check()
 
     async def _wait(self, wait_ms: int) -> None:
         alarm = self._clock.wake_at(self._clock.now_ms() + wait_ms, self.wake.set)

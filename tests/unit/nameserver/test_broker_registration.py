@@ -190,16 +190,6 @@ def test_an_address_has_one_broker_name() -> None:
     assert env.addresses() == {"new": {"0": MASTER}}
 
 
-def test_a_registration_with_an_older_epoch_is_ignored() -> None:
-    env = NameServerFixture()
-    env.register(state_version=2)
-    answer = env.register(address="10.0.0.9:10911", state_version=1, client=11)
-    assert answer.code == 0
-    assert env.addresses() == {"broker-a": {"0": MASTER}}
-    env.register(address="10.0.0.9:10911", state_version=2, client=11)
-    assert env.addresses() == {"broker-a": {"0": "10.0.0.9:10911"}}
-
-
 def test_a_closed_connection_removes_its_brokers_at_once() -> None:
     env = NameServerFixture()
     env.register()

@@ -1,0 +1,92 @@
+"""Lets only one broker use a broker name and id.
+
+A broker asks a NameServer which address has its name and id (GET_BROKER_MEMBER_GROUP) before each
+registration. Penstock's NameServers refuse a second broker anyway. Apache's would replace the first
+one, and NameServers before 5.0 do not know the request.
+
+* A broker does not start while another one has its name and id.
+* Of two running brokers, each of which has registered with another NameServer, the one that was
+  started later gives up: it unregisters, and registers again only when no NameServer has listed the
+  other one for three registration periods. So a restarted NameServer gets the first broker back.
+"""
+
+from typing import NamedTuple
+
+from penstock.clock import Clock
+from penstock.errors import BodyError, BrokerNameTaken
+from penstock.transport.peer import Peer
+from penstock.wire import fastjson
+from penstock.wire.bodies.client_bodies import GetBrokerMemberGroupResponseBody
+from penstock.wire.codes import EXT_BOOT_TIMESTAMP, RequestCode, ResponseCode
+from penstock.wire.java_numbers import parse_long
+
+ABSENT_PERIODS = 3
+
+
+class OtherBroker(NamedTuple):
+    """Another broker with the same name and id."""
+
+    address: str
+    booted_ms: int  # 0: not known
+    nameserver: str
+
+
+class BrokerName:
+    """The use of one broker's name and id."""
+
+    def __init__(self, address: str, clock: Clock) -> None:
+        """`address` is announced by this broker, which is being started."""
+        self._address = address
+        self._clock = clock
+        self.booted_ms = clock.now_ms()
+        self._taken: BrokerNameTaken | None = None
+        self._taken_until_ms = 0  # by the monotonic clock
+
+    async def find_other(
+        self, peer: Peer, header: dict[str, str], timeout_ms: int
+    ) -> OtherBroker | None:
+        """The other broker that this NameServer lists, if any; raises PeerError.
+
+        `header` contains the fields that name this broker.
+        """
+        response = await peer.call(
+            RequestCode.GET_BROKER_MEMBER_GROUP, header, timeout_ms=timeout_ms
+        )
+        if response.code != ResponseCode.SUCCESS or not response.body:
+            return None
+        try:
+            body = fastjson.decode(response.body, GetBrokerMemberGroupResponseBody)
+        except BodyError:
+            return None
+        group = body.broker_member_group
+        address = group.broker_addrs.get(int(header["brokerId"])) if group is not None else None
+        if address is None or address == self._address:
+            return None
+        booted_ms = parse_long(response.ext.get(EXT_BOOT_TIMESTAMP, "")) or 0
+        return OtherBroker(address, booted_ms, peer.address)
+
+    def taken_by(self, other: OtherBroker, header: dict[str, str]) -> BrokerNameTaken:
+        """The reason for this broker not to register."""
+        return BrokerNameTaken(
+            f"the NameServer {other.nameserver} lists another broker {header['brokerName']} "
+            f"(id {header['brokerId']}) at {other.address}; this one is {self._address}"
+        )
+
+    def give_up_for(self, other: OtherBroker, header: dict[str, str], period_ms: int) -> bool:
+        """Give up the name if this broker was started later than the other one.
+
+        Returns whether it still used its name before.
+        """
+        mine, theirs = self.booted_ms, other.booted_ms
+        if (mine if theirs else 0, self._address) < (theirs, other.address):
+            return False
+        used = self._taken is None
+        self._taken = self.taken_by(other, header)
+        self._taken_until_ms = self._clock.monotonic_ms() + ABSENT_PERIODS * period_ms
+        return used
+
+    def check(self) -> None:
+        """Raise BrokerNameTaken if this broker has given up its name."""
+        if self._taken is not None and self._clock.monotonic_ms() < self._taken_until_ms:
+            raise self._taken
+        self._taken = None
