@@ -41,11 +41,11 @@ COMPILED = (
     "client/producer/fast_path",
     "server/request_loop",
     "client/received_message",
-    "spark/arrow/record_view",
-    "spark/arrow/record_chunk",
-    "spark/arrow/arrays",
-    "spark/arrow/record_batch",
-    "spark/arrow/columns",
+    "arrow/columns/record_view",
+    "arrow/columns/record_chunk",
+    "arrow/columns/arrays",
+    "arrow/columns/record_batch",
+    "arrow/columns/column_builder",
 )
 
 DIRECTIVES = {

@@ -5,6 +5,7 @@ import sys
 import penstock
 from benchmarks import (
     append_latency,
+    arrow_read,
     clients,
     filters,
     idle_memory,
@@ -31,6 +32,7 @@ ALL = {
     "timers": timers.main,
     "spark": spark.main,
     "spark_kafka": spark_kafka.main,
+    "arrow": arrow_read.main,
 }
 
 

@@ -54,7 +54,7 @@ class Bench:
         self.spark = spark
         self.up = up
         self.folder = folder
-        self._store = next(path.parent for path in folder.rglob("commitlog"))
+        self.store = next(path.parent for path in folder.rglob("commitlog"))
         self._lakes = 0
         spark.dataSource.register(PreparedSource)
 
@@ -75,7 +75,7 @@ class Bench:
 
     def log(self, **options: str) -> DataFrame:
         reader = self.spark.read.format("penstock").option("mode", "log").options(**options)
-        return reader.option("path", str(self._store)).option("subscribe", TOPIC).load()
+        return reader.option("path", str(self.store)).option("subscribe", TOPIC).load()
 
     def parquet(self) -> DataFrame:
         return self.spark.read.parquet(str(self.folder / "prepared"))

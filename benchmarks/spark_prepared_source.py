@@ -16,7 +16,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
-from penstock.spark import message_schema
+from penstock.arrow import message_schema
+from penstock.spark.spark_schema import spark_schema
 
 BATCH_ROWS = 32_768
 PARTITIONS = 2
@@ -32,7 +33,7 @@ class PreparedSource(DataSource):
         return "prepared"
 
     def schema(self) -> StructType:
-        return message_schema.spark_schema(message_schema.DEFAULT_COLUMNS)
+        return spark_schema(message_schema.DEFAULT_COLUMNS)
 
     def reader(self, schema: StructType) -> "PreparedReader":
         return PreparedReader(int(self.options["rows"]))

@@ -10,13 +10,14 @@ import pyarrow as pa
 import pytest
 
 from penstock import Admin, Message, Producer
+from penstock.arrow import range_reader
+from penstock.arrow.columns.column_builder import ColumnBuilder
+from penstock.arrow.connection_options import ConnectionOptions
+from penstock.arrow.log_reader import LogSelection, plan_scan, read_slice
+from penstock.arrow.offset_ranges import QueueRange
+from penstock.arrow.range_reader import ReadSettings
 from penstock.errors import DataLost
-from penstock.spark.arrow.columns import ColumnBuilder
-from penstock.spark.connection_options import ConnectionOptions
-from penstock.spark.source import range_reader
-from penstock.spark.source.log_reader import LogSelection, plan_scan, read_slice
-from penstock.spark.source.offset_ranges import QueueRange
-from penstock.spark.source.range_reader import ReadSettings, read_range
+from penstock.spark.source.range_tasks import read_range
 from penstock.spark.worker_connection import close_worker_connections
 
 from . import apache

@@ -18,14 +18,15 @@ import pyarrow as pa
 import pytest
 
 from penstock import Admin, Message, Producer
+from penstock.arrow import queue_pulls, range_reader
+from penstock.arrow.columns.column_builder import ColumnBuilder
+from penstock.arrow.connection_options import ConnectionOptions
+from penstock.arrow.message_schema import DEFAULT_COLUMNS, arrow_schema
+from penstock.arrow.offset_ranges import QueueRange
+from penstock.arrow.range_reader import ReadSettings
 from penstock.client.consumer.pull_loop import PullAnswer
 from penstock.errors import DataLost, InvalidParameter, ReadGaveUp
-from penstock.spark.arrow.columns import ColumnBuilder
-from penstock.spark.connection_options import ConnectionOptions
-from penstock.spark.message_schema import DEFAULT_COLUMNS, arrow_schema
-from penstock.spark.source import queue_pulls, range_reader
-from penstock.spark.source.offset_ranges import QueueRange
-from penstock.spark.source.range_reader import ReadSettings, read_range
+from penstock.spark.source.range_tasks import read_range
 from penstock.spark.worker_connection import close_worker_connections, worker_connection
 from penstock.testing import InProcessBroker
 from tests.compat.penstock import Broker, NameServer

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 import penstock
+from penstock.arrow import cluster_metadata
+from penstock.arrow.cluster_metadata import ClusterMetadata
+from penstock.arrow.connection_options import ConnectionOptions
+from penstock.arrow.source_options import TopicSelection
 from penstock.errors import NoNameServer, NotNameServer, PeerLost, PeerUnreachable, ReadGaveUp
-from penstock.spark import cluster_metadata
-from penstock.spark.cluster_metadata import ClusterMetadata
-from penstock.spark.connection_options import ConnectionOptions
-from penstock.spark.source.source_options import TopicSelection
 from penstock.testing import InProcessBroker
 from penstock.transport.peer import Peer
 from tests.integration.certificates import make_pair

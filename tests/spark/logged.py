@@ -10,9 +10,9 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from penstock.arrow.source_options import SourceOptions
 from penstock.spark.source.batch_readers import TopicReader
 from penstock.spark.source.data_source import DefaultSource
-from penstock.spark.source.source_options import SourceOptions
 from penstock.spark.source.stream_reader import TopicStreamReader
 
 if TYPE_CHECKING:

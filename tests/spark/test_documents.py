@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock import Message
-from penstock.spark.connection_options import CONNECTION_OPTIONS
-from penstock.spark.message_schema import FIELDS
+from penstock.arrow.connection_options import CONNECTION_OPTIONS
+from penstock.arrow.message_schema import FIELDS
+from penstock.arrow.source_options import SOURCE_OPTIONS
 from penstock.spark.sink.row_messages import COLUMN_TYPES as WRITTEN_COLUMNS
 from penstock.spark.sink.sink_options import SINK_OPTIONS
-from penstock.spark.source.source_options import SOURCE_OPTIONS
 from tests.spark import kit
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql.functions import spark_partition_id
 
+import penstock.arrow
 from penstock import Message
 from tests.spark.kit import create_topic, reader, send
 
@@ -49,6 +50,12 @@ def test_the_log_files_of_a_running_broker_have_the_messages_it_serves(
     whole = scan(spark, store_of(cluster), subscribe=fresh, minPartitions=3).drop("broker")
     assert len(given) == 3_000
     assert whole.orderBy(order).collect() == given
+    table = penstock.arrow.read(fresh, nameserver=cluster.address, columns=given[0].__fields__)
+    arrow = table.to_pylist(maps_as_pydicts="strict")
+    for row in arrow:  # collected rows have local times
+        for name in ("born_timestamp", "store_timestamp"):
+            row[name] = row[name].astimezone().replace(tzinfo=None)
+    assert arrow == [row.asDict() for row in given]
     # Earlier tests may have filled most of the log, and this topic's messages be in one slice.
     everything = scan(spark, store_of(cluster), minPartitions=3)
     assert everything.select(spark_partition_id()).distinct().count() >= 2

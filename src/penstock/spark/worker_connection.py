@@ -16,8 +16,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
+from penstock.arrow.connection_options import ConnectionOptions
 from penstock.client.client_session import Session
-from penstock.spark.connection_options import ConnectionOptions
 
 T = TypeVar("T")
 

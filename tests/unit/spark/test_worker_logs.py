@@ -33,7 +33,7 @@ def test_warnings_go_to_stderr_unless_another_handler_is_configured() -> None:
     import penstock.client
     from penstock.spark.worker_logs import show_warnings
 
-    log = logging.getLogger("penstock.spark.source.range_reader")
+    log = logging.getLogger("penstock.arrow.range_reader")
     log.warning("not yet")
     for _ in range(2):
         show_warnings()
@@ -48,7 +48,7 @@ def test_warnings_go_to_stderr_unless_another_handler_is_configured() -> None:
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
     )
     [line] = done.stderr.splitlines()
-    assert line.endswith(" WARNING penstock.spark.source.range_reader: 7 messages")
+    assert line.endswith(" WARNING penstock.arrow.range_reader: 7 messages")
 
 
 def test_warnings_of_plans_streams_writes_and_tasks_are_shown() -> None:

@@ -186,14 +186,20 @@ class SyncClient(Generic[ClientT]):
                 await_result(closing)
 
     def _check_caller(self) -> None:
-        if asyncio._get_running_loop() is None:
-            return
-        if loop_thread().is_current() or not _in_notebook():
+        if blocks_loop():
             name = type(self).__name__
             raise BlockingInLoop(
                 f"{name} blocks, and an event loop runs in this thread: use Async{name} there",
                 hint=f"`async with Async{name}(…)`, and `await` its methods",
             )
+
+
+def blocks_loop() -> bool:
+    """Whether a call that waits would block an event loop: one runs in this thread, and it is not
+    that of a notebook, which waits for the cell anyway."""
+    if asyncio._get_running_loop() is None:
+        return False
+    return loop_thread().is_current() or not _in_notebook()
 
 
 def blocking(

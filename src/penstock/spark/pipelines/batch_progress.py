@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from penstock.spark.source.queue_offsets import INITIAL
+from penstock.arrow.queue_offsets import INITIAL
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

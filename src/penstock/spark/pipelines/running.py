@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.arrow.connection_options import CONNECTION_OPTIONS, ConnectionOptions, OptionReader
 from penstock.errors import BadSetting
-from penstock.spark.connection_options import CONNECTION_OPTIONS, ConnectionOptions, OptionReader
 from penstock.spark.pipelines.batch_progress import BatchProgress, new_batches
 from penstock.spark.pipelines.query_errors import translate_errors
 
@@ -167,8 +167,8 @@ class PipelineJob:
 
     def queues(self, **options: str) -> "set[MessageQueue]":
         """The queues that the stream will read first; raises BadSetting, NoRoute, ReadGaveUp."""
-        from penstock.spark.cluster_metadata import ClusterMetadata
-        from penstock.spark.source.source_options import SourceOptions
+        from penstock.arrow.cluster_metadata import ClusterMetadata
+        from penstock.arrow.source_options import SourceOptions
 
         chosen = SourceOptions.of({**self.connection, **options}, stream=True)
         with ClusterMetadata(chosen.connection, timeout_ms=SERVER_TIMEOUT_MS) as cluster:

@@ -19,6 +19,13 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from penstock.arrow.backoff import (
+    BACKOFF_MS,
+    BACKOFF_MS_MAX,
+    PERMISSION_RETRY_MS,
+    permanent_cause,
+    permission_error,
+)
 from penstock.client.messages import Message, SendReceipt, SendStatus
 from penstock.client.producer.async_producer import AsyncProducer
 from penstock.client.sync.loop_thread import loop_thread
@@ -31,13 +38,6 @@ from penstock.errors import (
     RowRefused,
     SendFailed,
     WriteGaveUp,
-)
-from penstock.spark.backoff import (
-    BACKOFF_MS,
-    BACKOFF_MS_MAX,
-    PERMISSION_RETRY_MS,
-    permanent_cause,
-    permission_error,
 )
 from penstock.spark.sink.row_messages import RowMessage
 from penstock.spark.sink.send_batches import SendBatch, make_send_batches

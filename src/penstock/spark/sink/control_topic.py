@@ -29,6 +29,8 @@ from hashlib import blake2b
 from secrets import token_hex
 from typing import Final, NamedTuple, TypeVar
 
+from penstock.arrow.backoff import retry
+from penstock.arrow.message_schema import CONTROL_TOPIC as TOPIC
 from penstock.client.client_session import Session
 from penstock.client.consumer.pull_loop import PullAnswer, pull
 from penstock.client.messages import Message, MessageQueue, SendReceipt, SendStatus
@@ -44,8 +46,6 @@ from penstock.errors import (
     SendFailed,
     SinkTaken,
 )
-from penstock.spark.backoff import retry
-from penstock.spark.message_schema import CONTROL_TOPIC as TOPIC
 from penstock.spark.sink.batch_status import (
     INLINE_BYTES_MAX,
     INLINE_OFFSET,

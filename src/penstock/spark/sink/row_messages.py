@@ -27,10 +27,10 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrow.message_schema import FIELDS
 from penstock.client.messages import Message
 from penstock.client.producer.outgoing import check_topic
 from penstock.errors import BadSetting, PenstockError, RowRefused
-from penstock.spark.message_schema import FIELDS
 from penstock.wire.codes import (
     PROPERTY_CHECK_IMMUNITY_SECONDS,
     PROPERTY_FORWARD_QUEUE_ID,

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
+from penstock.arrow.backoff import as_temporary, retry
 from penstock.client.admin.async_admin import AsyncAdmin
 from penstock.client.messages import Message, MessageQueue, SendReceipt, SendStatus
 from penstock.client.producer.producer_options import MESSAGE_BYTES_MAX
@@ -30,7 +31,6 @@ from penstock.errors import (
     TransactionCommitted,
     WriteGaveUp,
 )
-from penstock.spark.backoff import as_temporary, retry
 from penstock.spark.sink.commit_messages import HalfMessageOffsets, HalfMessages, HalfMessageTopic
 from penstock.spark.sink.control_topic import ControlTopic
 from penstock.spark.sink.row_messages import RowMessage

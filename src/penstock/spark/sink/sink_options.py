@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.arrow.connection_options import CONNECTION_OPTIONS, ConnectionOptions, OptionReader
 from penstock.client.producer.async_producer import AsyncProducer
 from penstock.client.producer.outgoing import BATCH_BYTES_MAX, BATCH_COUNT_MAX, check_topic
 from penstock.client.producer.producer_options import SendOptions
 from penstock.errors import BadSetting, PenstockError
-from penstock.spark.connection_options import CONNECTION_OPTIONS, ConnectionOptions, OptionReader
 from penstock.wire.codes import group_fault
 
 SINK_OPTIONS: Final = (

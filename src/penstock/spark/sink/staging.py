@@ -22,10 +22,11 @@ import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from penstock.spark.message_schema import COLUMNS_WITHOUT_STATISTICS, DATE, spark_schema
+from penstock.arrow.message_schema import COLUMNS_WITHOUT_STATISTICS, DATE
+from penstock.arrow.source_options import SourceOptions
 from penstock.spark.source.batch_readers import read_ranges
-from penstock.spark.source.source_options import SourceOptions
 from penstock.spark.source.stream_reader import TopicStreamReader
+from penstock.spark.spark_schema import spark_schema
 from penstock.spark.worker_entry import in_worker
 
 NAME: Final = "penstock-staging"

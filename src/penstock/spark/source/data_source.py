@@ -18,10 +18,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from penstock.arrow.message_schema import FIELDS
+from penstock.arrow.source_options import SourceOptions
 from penstock.errors import BadSetting
-from penstock.spark.message_schema import FIELDS, spark_schema
 from penstock.spark.source.batch_readers import LogReader, TopicReader
-from penstock.spark.source.source_options import SourceOptions
+from penstock.spark.spark_schema import spark_schema
 from penstock.spark.worker_entry import in_worker
 
 NAME: Final = "penstock"

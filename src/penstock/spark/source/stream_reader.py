@@ -19,16 +19,9 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.clock import Clock, LoopClock
-from penstock.errors import BadSetting, PenstockError
-from penstock.spark.cluster_metadata import ClusterMetadata
-from penstock.spark.source.batch_readers import (
-    ArrowRows,
-    boundary_offsets,
-    make_partitions,
-    read_ranges,
-)
-from penstock.spark.source.queue_offsets import (
+from penstock.arrow.batch_plan import boundary_offsets
+from penstock.arrow.cluster_metadata import ClusterMetadata
+from penstock.arrow.queue_offsets import (
     Loss,
     OffsetsJson,
     QueueOffsets,
@@ -41,7 +34,10 @@ from penstock.spark.source.queue_offsets import (
     shrunk_queues,
     to_json,
 )
-from penstock.spark.source.source_options import SourceOptions
+from penstock.arrow.source_options import SourceOptions
+from penstock.clock import Clock, LoopClock
+from penstock.errors import BadSetting, PenstockError
+from penstock.spark.source.batch_readers import fitting, make_partitions, read_ranges
 from penstock.spark.worker_entry import in_worker
 from penstock.wire.bodies.client_bodies import MessageQueue
 
@@ -56,7 +52,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._rows = ArrowRows(options, schema)
+        self._rows = fitting(options, schema)
         self._clock: Clock = LoopClock()
         self._metadata: ClusterMetadata | None = None
         self._initial: OffsetsJson | None = None
@@ -82,7 +78,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             queues = cluster.required_queues(self._options.topics)
             ends = cluster.all_max_offsets(queues) if self._target is None else self._target
             begins = cluster.all_min_offsets(ends)
-            start = boundary_offsets(cluster, self._options, "starting", begins, ends)
+            wanted = self._options.starting
+            at = cluster.all_offsets_at(ends, wanted) if isinstance(wanted, int) else {}
+            start = boundary_offsets(wanted, "startingOffsets", begins, ends, at)
             self._initial = to_json(start)
         return self._initial
 

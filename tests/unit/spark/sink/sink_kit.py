@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from penstock.arrow.message_schema import CONTROL_TOPIC
 from penstock.client.messages import Message
-from penstock.spark.message_schema import CONTROL_TOPIC
 from penstock.spark.sink.control_topic import GROUP_PREFIX, _number
 from penstock.spark.sink.row_messages import RowMessage
 from penstock.spark.sink.sink_options import SinkOptions

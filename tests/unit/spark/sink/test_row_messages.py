@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.arrow.message_schema import FIELDS
 from penstock.errors import BadSetting, RowRefused
-from penstock.spark.message_schema import FIELDS
 from penstock.spark.sink.row_messages import DROPPED_PROPERTIES, RowMessage, RowPlan, RowReader
 
 NOW_MS = 1_700_000_000_000

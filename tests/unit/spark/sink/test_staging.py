@@ -12,7 +12,7 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.spark.message_schema import arrow_schema
+from penstock.arrow.message_schema import arrow_schema
 from penstock.spark.sink import staging
 from penstock.spark.sink.staging import StagedFiles, escaped, files_of
 

@@ -13,11 +13,11 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
 )
 
+from penstock.arrow.cluster_metadata import QueriedOffsets
+from penstock.arrow.queue_offsets import QueueOffsets
+from penstock.arrow.source_options import SourceOptions, TopicSelection
 from penstock.errors import BadSetting, DataLost, NoNameServer, PeerUnreachable, ReadGaveUp
-from penstock.spark.cluster_metadata import QueriedOffsets
 from penstock.spark.source.data_source import DefaultSource
-from penstock.spark.source.queue_offsets import QueueOffsets
-from penstock.spark.source.source_options import SourceOptions, TopicSelection
 from penstock.spark.source.stream_reader import QUEUE_REFRESH_MS, TopicStreamReader
 from penstock.testing.clock import VirtualClock
 from penstock.wire.bodies.client_bodies import MessageQueue

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from penstock.arrow.log_slices import LogSelection, plan_scan
 from penstock.errors import BadSetting
 from penstock.spark.pipelines.insight import dead_letters, profiles
 from penstock.spark.pipelines.insight import trace_latency as traces
@@ -37,7 +38,6 @@ from penstock.spark.pipelines.running import (
     PipelineOutput,
     stop_signals,
 )
-from penstock.spark.source.log_slices import LogSelection, plan_scan
 from penstock.wire.codes import TOPIC_TRACE
 
 if TYPE_CHECKING:

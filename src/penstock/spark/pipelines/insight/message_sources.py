@@ -5,16 +5,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from penstock.arrow.log_slices import group_topic_prefixes
+from penstock.arrow.message_schema import CONTROL_TOPIC, FIELDS
 from penstock.client.admin.admin_topics import kind_of
 from penstock.client.admin.admin_values import TopicKind
 from penstock.errors import BadSetting, NoRoute
-from penstock.spark.message_schema import CONTROL_TOPIC, FIELDS, spark_schema
 from penstock.spark.pipelines.insight.dead_letters import DEAD_COLUMNS
 from penstock.spark.pipelines.insight.profiles import MESSAGE_COLUMNS
 from penstock.spark.pipelines.insight.trace_latency import TRACE_COLUMNS
 from penstock.spark.pipelines.lake.lake_rows import lake_rows
 from penstock.spark.pipelines.running import PipelineJob
-from penstock.spark.source.log_slices import group_topic_prefixes
+from penstock.spark.spark_schema import spark_schema
 from penstock.wire.codes import DLQ_TOPIC_PREFIX
 
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from penstock.arrow.message_schema import DATE, wanted_columns
+from penstock.arrow.queue_offsets import EARLIEST, LATEST, from_json, to_json
 from penstock.errors import BadSetting, LakeRefused
-from penstock.spark.message_schema import DATE, wanted_columns
 from penstock.spark.pipelines.lake.lake_compaction import LARGE_BYTES, compact_lake
 from penstock.spark.pipelines.lake.lake_owner import LakeOwner
 from penstock.spark.pipelines.lake.lake_writer import (
@@ -15,7 +16,6 @@ from penstock.spark.pipelines.lake.lake_writer import (
     LakeWriter,
 )
 from penstock.spark.pipelines.running import Option, Pipeline, PipelineJob, PipelineOutput
-from penstock.spark.source.queue_offsets import EARLIEST, LATEST, from_json, to_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,13 +12,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
-from penstock.errors import BadSetting, LakeDamaged
-from penstock.spark.message_schema import (
+from penstock.arrow.message_schema import (
     COLUMNS_WITHOUT_STATISTICS,
     DATE,
-    spark_schema,
     wanted_columns,
 )
+from penstock.errors import BadSetting, LakeDamaged
 from penstock.spark.pipelines.lake.batch_commits import METADATA_DIR, BatchCommitter
 from penstock.spark.pipelines.lake.json_bodies import BAD, BodySchema
 from penstock.spark.pipelines.lake.lake_compaction import (
@@ -31,6 +30,7 @@ from penstock.spark.pipelines.lake.lake_owner import LakeLease
 from penstock.spark.pipelines.query_errors import translate_batch_errors
 from penstock.spark.pipelines.query_start import start_query
 from penstock.spark.pipelines.running import PipelineJob, Trigger
+from penstock.spark.spark_schema import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

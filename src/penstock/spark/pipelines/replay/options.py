@@ -3,8 +3,8 @@
 import re
 from typing import Final
 
+from penstock.arrow.message_schema import DEFAULT_COLUMNS
 from penstock.errors import BadSetting
-from penstock.spark.message_schema import DEFAULT_COLUMNS
 from penstock.spark.pipelines.lake.batch_commits import METADATA_DIR
 from penstock.spark.pipelines.replay.pace import FAST, ORIGINAL, STEP_MS, Pace
 from penstock.spark.pipelines.replay.selection import Selection

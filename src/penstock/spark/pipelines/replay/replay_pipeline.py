@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from penstock.arrow.log_slices import LogSelection, plan_scan
+from penstock.arrow.source_options import SourceOptions
 from penstock.errors import BadSetting, PipelineFailed
 from penstock.spark.pipelines.job_cancel import Stopped, cancel_on_stop
 from penstock.spark.pipelines.lake.lake_rows import lake_rows
@@ -34,8 +36,6 @@ from penstock.spark.pipelines.running import (
     stop_signals,
 )
 from penstock.spark.sink.sink_options import SinkOptions
-from penstock.spark.source.log_slices import LogSelection, plan_scan
-from penstock.spark.source.source_options import SourceOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from penstock.arrow.log_slices import LogSelection
 from penstock.cli.main import main
 from penstock.client.trace.trace_records import ConsumeCode, decode_traces, encode_record
 from penstock.errors import BadSetting
@@ -40,7 +41,6 @@ from penstock.spark.pipelines.insight.report_data import (
 )
 from penstock.spark.pipelines.insight.trace_latency import _row
 from penstock.spark.pipelines.running import PipelineJob
-from penstock.spark.source.log_slices import LogSelection
 
 NOON_MS = 1_785_585_600_000
 HOSTILE = '<script>alert("1")</script> & $x_{2$ \x00\x1b\u202e'
