@@ -90,6 +90,8 @@ class Echo:
 
     def tick(self, now_ms: int) -> None: ...
 
+    def clock_stepped(self, step_ms: int) -> None: ...
+
 
 class ServerFixture:
     """A server of an Echo service."""

@@ -237,6 +237,11 @@ class Broker:
                 if table.dirty:
                     self.effects.put(PersistSoon(table))
 
+    def clock_stepped(self, step_ms: int) -> None:
+        """The clock was set: clients and queue locks expire as if it had not been."""
+        self.context.clients.clock_stepped(step_ms)
+        self.context.locks.clock_stepped(step_ms)
+
     def registration(self) -> RegisterBrokerBody:
         """The topics for the NameServers; none has more permissions than the broker."""
         wrapper = self.context.topics.table.wrapper()

@@ -182,6 +182,15 @@ class LongPolling:
             self._forget(suspended)
             self._wake(suspended, True)
 
+    def clock_stepped(self, step_ms: int) -> None:
+        """Answer all requests in the next tick if the clock was set back.
+
+        Their deadlines would be too far away; if it was set forward, they have passed anyway.
+        Clients repeat a request that was answered early.
+        """
+        if step_ms < 0:
+            self._deadlines = [(0, number, request) for _, number, request in self._deadlines]
+
     def _arrived(self, queue: ConsumeQueue) -> None:
         for waiting in self._by_queue.pop(queue, {}):
             if isinstance(waiting, SuspendedRequest):

@@ -104,6 +104,11 @@ class NameServer:
         for broker in self._routes.expire(now_ms):
             self.effects.put(CloseConnection(broker.client, f"broker {broker.name} has expired"))
 
+    def clock_stepped(self, step_ms: int) -> None:
+        """The clock was set: brokers expire as if it had not been."""
+        self._scanned_ms += step_ms
+        self._routes.clock_stepped(step_ms)
+
     # --- brokers ---------------------------------------------------------------------------------
 
     def _broker_rows(self) -> Iterator[Row]:

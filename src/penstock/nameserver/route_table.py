@@ -173,6 +173,11 @@ class RouteTable:
                 expired.append(last)
         return expired
 
+    def clock_stepped(self, step_ms: int) -> None:
+        """The clock was set: shift the times when brokers were seen."""
+        for broker in self.brokers.values():
+            broker.seen_ms += step_ms
+
     # --- topics ----------------------------------------------------------------------------------
 
     def add_topic(self, topic: str, queues: list[QueueData], client: ClientId) -> None:

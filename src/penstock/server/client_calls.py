@@ -92,6 +92,10 @@ class ClientCalls:
             _, client, opaque = heapq.heappop(self._deadlines)
             self._give_up(client, opaque)
 
+    def clock_stepped(self, step_ms: int) -> None:
+        """Keep the time that is left for each request."""
+        self._deadlines = [(ms + step_ms, client, opaque) for ms, client, opaque in self._deadlines]
+
     def _give_up(self, client: int, opaque: int) -> None:
         call = self._take(client, opaque)
         if call is not None:

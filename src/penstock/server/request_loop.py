@@ -53,6 +53,9 @@ class Service(Protocol):
 
     def tick(self, now_ms: int) -> None: ...
 
+    def clock_stepped(self, step_ms: int) -> None:
+        """The system clock was set forward by this time, or back: shift what expires."""
+
 
 class RequestLoop:
     """Serves the bytes of one connection at a time."""

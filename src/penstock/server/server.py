@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 READ_BYTES = 64 * 1024
 """Size of the shared buffer, which limits one read."""
+STEP_MS = 1_000
+"""From this difference to the monotonic clock on, the system clock has not drifted: it was set."""
 TICK_MS = 1_000
 """Longest time between two ticks; a tick is earlier if something is due."""
 SWEEP_MS = 5_000
@@ -69,6 +71,7 @@ class Server:
         clock: Clock | None = None,
     ) -> None:
         self._clock: Clock = clock or LoopClock()
+        self._offset_ms = self._clock.now_ms() - self._clock.monotonic_ms()
         self._settings = settings
         self.service = service
         self.request_loop = request_loop
@@ -153,7 +156,18 @@ class Server:
         return self._settings.current.server
 
     def now_ms(self) -> int:
-        return self._clock.now_ms()
+        """The time for the service.
+
+        If the system clock was set, everything that expires is shifted first, so that the step does
+        not count as time in which clients were silent.
+        """
+        now_ms = self._clock.now_ms()
+        offset_ms = now_ms - self._clock.monotonic_ms()
+        step_ms = offset_ms - self._offset_ms
+        self._offset_ms = offset_ms
+        if abs(step_ms) >= STEP_MS:
+            self._clock_stepped(step_ms)
+        return now_ms
 
     def monotonic_ms(self) -> int:
         return self._clock.monotonic_ms()
@@ -286,6 +300,17 @@ class Server:
         if self._flush_waits:
             due = min(due, self._flush_waits[0].deadline_ms)
         self.tick_at(max(due, now_ms + 1))
+
+    def _clock_stepped(self, step_ms: int) -> None:
+        direction = "forward" if step_ms > 0 else "back"
+        log.info("the clock was set %s by %d ms: nobody expires for that", direction, abs(step_ms))
+        self._timer_ms += step_ms
+        self.service.clock_stepped(step_ms)
+        self.answer_executor.client_calls.clock_stepped(step_ms)
+        if self._long_polling is not None:
+            self._long_polling.clock_stepped(step_ms)
+        for wait in self._flush_waits:
+            wait.deadline_ms += step_ms
 
     def _tick_flush_waits(self, now_ms: int) -> None:
         if self._store is not None:

@@ -43,12 +43,20 @@ class VirtualClock:
         self._now_ms = now_ms
         self._alarms: list[VirtualAlarm] = []
         self._created = 0
+        self._set_by_ms = 0
 
     def now_ms(self) -> int:
         return self._now_ms
 
     def monotonic_ms(self) -> int:
-        return self._now_ms
+        return self._now_ms - self._set_by_ms
+
+    def set_by(self, ms: int) -> None:
+        """Set the clock forward, or back if negative, while no time passes."""
+        self._now_ms += ms
+        self._set_by_ms += ms
+        for alarm in self._alarms:
+            alarm.ms += ms
 
     def wake_at(self, ms: int, callback: Callable[[], object]) -> Alarm:
         self._created += 1

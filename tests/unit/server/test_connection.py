@@ -31,6 +31,8 @@ class OkService:
 
     def tick(self, now_ms: int) -> None: ...
 
+    def clock_stepped(self, step_ms: int) -> None: ...
+
 
 class FakeServer:
     """Serves reads; calls for the next loop iteration wait in `next_iteration`."""

@@ -45,6 +45,8 @@ class EchoService:
 
     def tick(self, now_ms: int) -> None: ...
 
+    def clock_stepped(self, step_ms: int) -> None: ...
+
 
 class NoAccess:
     def check(self, command: Command) -> Reply | None:

@@ -253,20 +253,25 @@ class Clients:
         for membership, seen_ms in self._seen_ms.items():
             if seen_ms > before_ms:
                 break
-            expired.append(membership)
-        for membership in expired:
+            expired.append((membership, seen_ms))
+        for membership, seen_ms in expired:
             member = self._remove(membership)
             if member is not None:
                 log.warning(
                     "removed client %s of group %s: no heartbeat for %d ms (client_expire_ms)",
                     member.client_id,
                     membership.group,
-                    now_ms - member.seen_ms,
+                    now_ms - seen_ms,
                 )
             if membership.client not in self._memberships:
                 self._effects.put(
                     CloseConnection(membership.client, "no heartbeat for client_expire_ms")
                 )
+
+    def clock_stepped(self, step_ms: int) -> None:
+        """The clock was set: shift the times of all heartbeats."""
+        for membership in self._seen_ms:
+            self._seen_ms[membership] += step_ms
 
     # --- inside
 

@@ -128,6 +128,13 @@ class QueueLocks:
         locks = self._groups.get(group, {})
         return any(not self._is_expired(lock, now_ms) for lock in locks.values())
 
+    def clock_stepped(self, step_ms: int) -> None:
+        """The clock was set: shift the leases, also in the journal."""
+        for lock in self._by_renewal:
+            lock.renewed_ms += step_ms
+        self._grants_from_ms += step_ms
+        self._begin_file()
+
     # --- the journal
 
     def load(self, now_ms: int, *, complete: bool) -> None:

@@ -258,6 +258,20 @@ def test_clients_without_heartbeat_are_removed_and_closed(
     assert clients.due() == NOW_MS + 1 + EXPIRE_MS
 
 
+@pytest.mark.parametrize("step_ms", [3_600_000, -3_600_000])
+def test_a_step_of_the_clock_is_no_time_without_heartbeats(clients: Clients, step_ms: int) -> None:
+    clients.register_producer("p", member(1))
+    clients.register_consumer(consumer("g", "T"), member(1))
+    clients.clock_stepped(step_ms)
+    now_ms = NOW_MS + step_ms
+    assert clients.due() == now_ms + EXPIRE_MS
+    clients.tick(now_ms + EXPIRE_MS - 1)
+    assert clients.producers("p")
+    clients.tick(now_ms + EXPIRE_MS)
+    assert not clients.producers("p")
+    assert clients.consumer_group("g") is None
+
+
 def test_a_group_missing_in_heartbeats_expires_alone(
     clients: Clients, effects: EffectQueue
 ) -> None:

@@ -71,6 +71,18 @@ def test_a_lease_expires_unless_it_is_renewed(locks: QueueLocks) -> None:
     assert locks.lock("g", "me", [Q1], NOW_MS + LEASE_MS + 2) == []
 
 
+@pytest.mark.parametrize("step_ms", [3_600_000, -3_600_000])
+def test_a_lease_lasts_as_long_if_the_clock_is_set(
+    locks: QueueLocks, live: LiveSettings, tmp_path: Path, step_ms: int
+) -> None:
+    locks.lock("g", "me", [Q0], NOW_MS)
+    locks.clock_stepped(step_ms)
+    now_ms = NOW_MS + step_ms
+    for held in (locks, start(live, tmp_path, now_ms + 1)):  # also after a crash
+        assert held.lock("g", "you", [Q0], now_ms + LEASE_MS // 2) == []
+        assert held.lock("g", "you", [Q0], now_ms + 2 * LEASE_MS) == [Q0]
+
+
 def test_only_the_owner_unlocks(locks: QueueLocks) -> None:
     locks.lock("g", "me", [Q0], NOW_MS)
     locks.unlock("g", "you", [Q0])
