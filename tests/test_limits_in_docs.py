@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.admin.statistics import QUEUES_MAX as STATISTICS_QUEUES_MAX
+from penstock.broker.auth.users import RULES_MAX, USER_RULES_MAX, USERS_MAX
 from penstock.broker.consumers.heartbeats import BODY_BYTES_MAX as HEARTBEAT_BYTES_MAX
 from penstock.broker.consumers.heartbeats import GROUPS_MAX, SUBSCRIPTIONS_MAX
 from penstock.broker.consumers.queue_locks import LOCKS_MAX
+from penstock.broker.consumers.queue_locks import QUEUES_MAX as LOCKED_QUEUES_MAX
 from penstock.broker.delay.delay_levels import RETRY_MS as DELAY_RETRY_MS
 from penstock.broker.delay.delay_levels import TICK_BYTES_MAX as DELAY_TICK_BYTES
 from penstock.broker.delay.delay_levels import TICK_MESSAGES_MAX as DELAY_TICK_MESSAGES
@@ -77,6 +80,13 @@ BROKER_ROWS: list[Row] = [
      (BROKER.pull_messages_max, whole(BROKER.pull_bytes_max, KIB))),
     ("broker.md", "as long as the client asks, at most {} s", (whole(SUSPEND_MS_MAX, SECOND_MS),)),
     ("order.md", "A broker has at most {:,} locks", (LOCKS_MAX,)),
+    ("broker.md", "{:,} queues in one request for locks, {:,} locks in all",
+     (LOCKED_QUEUES_MAX, LOCKS_MAX)),
+    ("broker.md", "statistics or reset of {:,} queues", (STATISTICS_QUEUES_MAX,)),
+    ("broker.md", "{:,} users, {:,} rules of one user, {:,} rules in all",
+     (USERS_MAX, USER_RULES_MAX, RULES_MAX)),
+    ("security.md", "A broker has at most {:,} users. A user has at most {:,} rules",
+     (USERS_MAX, USER_RULES_MAX)),
     ("broker.md", "`lock_lease_ms` ({} s)", (whole(BROKER.lock_lease_ms, SECOND_MS),)),
     ("broker.md", "`offset_persist_ms` ({} s)", (whole(BROKER.offset_persist_ms, SECOND_MS),)),
     ("broker.md", "Topic names have at most {} characters, group names {}.",

@@ -103,6 +103,8 @@ class Stats:
         self._broker_out = FlowCounter()
         self._user_in = FlowCounter()  # without system topics
         self._user_out = FlowCounter()
+        self._system_topics: list[bytes] = []  # those of the store, when it had so many topics
+        self._counted_topics = 0
         self._found = 0
         self._missed = 0
         self._seconds: deque[tuple[int, ...]] = deque(maxlen=RATE_SECONDS[-1] + 1)
@@ -250,8 +252,14 @@ class Stats:
         stored = self._store.queues.topics
         done = 0
         for name in list(stored):
-            queues = stored.get(name, {}).values()
-            nums = sum([queue.puts for queue in queues])
+            queues = list(stored.get(name, {}).values())
+            nums = size = 0
+            for begin in range(0, len(queues), STEP_COUNTERS):
+                part = queues[begin : begin + STEP_COUNTERS]
+                nums += sum([queue.puts for queue in part])
+                size += sum([queue.put_bytes for queue in part])
+                if len(part) == STEP_COUNTERS:
+                    yield
             topic = name.decode("utf-8", "replace")
             if nums == 0 or self._table.get(topic) is None:
                 self.topics.pop(topic, None)
@@ -260,9 +268,9 @@ class Stats:
                 if flow is None or nums < flow.nums:  # fewer: deleted and created again
                     flow = self.topics[topic] = FlowCounter()
                 flow.nums = flow.times = nums
-                flow.size = sum([queue.put_bytes for queue in queues])
+                flow.size = size
                 self._sample_changes(flow, windows)
-            done += len(queues) + 1
+            done += len(queues) % STEP_COUNTERS + 1
             if done >= STEP_COUNTERS:
                 done = 0
                 yield
@@ -299,11 +307,13 @@ class Stats:
 
     def _count_totals(self) -> None:
         stored = self._store.queues.topics
+        if len(stored) != self._counted_topics:
+            self._counted_topics = len(stored)
+            self._system_topics = [
+                name for name in stored if is_system_topic(name.decode("utf-8", "replace"))
+            ]
         system = sum(
-            queue.puts
-            for name, queues in stored.items()
-            if is_system_topic(name.decode("utf-8", "replace"))
-            for queue in queues.values()
+            queue.puts for name in self._system_topics for queue in stored.get(name, {}).values()
         )
         self._broker_in.nums = self._store.writer.puts
         self._user_in.nums = self._store.writer.puts - system

@@ -271,3 +271,18 @@ def test_clock_set_back_does_not_stop_the_samples(env: AdminFixture) -> None:
     env.put("orders")
     pass_seconds(env.stats, early_ms, 20)
     assert minute(env.stats, "TOPIC_PUT_NUMS", "orders").sum == 2
+
+
+def test_the_queues_of_one_topic_are_sampled_in_steps(
+    env: AdminFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats_module, "STEP_COUNTERS", 2)
+    for queue_id in range(7):
+        env.put("orders", queue_id)
+    env.stats.tick(NOW_MS + 10_000)
+    steps = 1
+    while env.stats.due() == 0:
+        env.stats.tick(NOW_MS + 10_000)
+        steps += 1
+    assert steps >= 4
+    assert minute(env.stats, "TOPIC_PUT_NUMS", "orders").sum == 7

@@ -13,9 +13,11 @@ from penstock.broker.auth.users import (
     ENABLED,
     NORMAL,
     SUPER,
+    USER_NAME_MAX,
     User,
     acl_of,
     apply_user_info,
+    check_count,
     merge_rules,
     parse_user_status,
     parse_user_type,
@@ -34,6 +36,9 @@ from penstock.wire.codes import RequestCode
 from penstock.wire.signing import ACCESS_KEY
 
 audit = logging.getLogger("penstock.audit")
+
+BODY_BYTES_MAX = 1024 * 1024
+"""Maximum size of a request: a user or an access list."""
 
 
 class AuthAdmin:
@@ -60,7 +65,14 @@ class AuthAdmin:
     def create_user(self, command: Command) -> Answer:
         """Body: UserInfo; the name is in the header."""
         name = _username(command)
-        info = command.body_as(UserInfo)
+        if len(name) > USER_NAME_MAX:
+            raise InvalidParameter.over(
+                "the username is too long",
+                figure=len(name),
+                limit=USER_NAME_MAX,
+                unit="characters",
+            )
+        info = command.body_as(UserInfo, bytes_max=BODY_BYTES_MAX)
         type = parse_user_type(info.user_type) or NORMAL
         if type == SUPER:
             self._require_super(command, name)
@@ -77,7 +89,7 @@ class AuthAdmin:
     def update_user(self, command: Command) -> Answer:
         """Body: UserInfo with the changes."""
         name = _username(command)
-        info = command.body_as(UserInfo)
+        info = command.body_as(UserInfo, bytes_max=BODY_BYTES_MAX)
         old = self._user(name)
         if old.is_super or parse_user_type(info.user_type) == SUPER:
             self._require_super(command, name)
@@ -108,19 +120,25 @@ class AuthAdmin:
     def list_users(self, command: Command) -> Answer:
         """Users whose name contains `filter`."""
         wanted = command.text_or("filter").strip()
-        names = sorted(name for name in self._table.users if wanted in name)
-        infos = [self._table.users[name].info() for name in names]
-        return Reply(body=fastjson.encode(infos)) if infos else Reply()
+        users = list(self._table.users.values())
+
+        def work() -> bytes:
+            infos = [user.info() for user in users if wanted in user.name]
+            infos.sort(key=lambda info: info.username or "")
+            return fastjson.encode(infos) if infos else b""
+
+        return InThread(work, lambda data: Reply(body=data))
 
     def put_acl(self, command: Command) -> Answer:
         """Body: AclInfo; its rules are added, or replace those for the same resource. Create and
         update are the same."""
-        acl = command.body_as(AclInfo)
+        acl = command.body_as(AclInfo, bytes_max=BODY_BYTES_MAX)
         if not acl.policies:
             raise InvalidParameter("the access list has no policies", hint="add at least one rule")
         name = subject_user(acl.subject)
         if name is None:
             name = self._subject(command)
+        check_count(acl)
         rules = rules_of(acl)
         if name not in self._table.users:
             raise NoPermission(f"the subject User:{name} does not exist", hint="create the user")
@@ -169,14 +187,19 @@ class AuthAdmin:
         `resourceFilter`."""
         subject_part = command.text_or("subjectFilter").strip()
         resource_part = command.text_or("resourceFilter").strip()
-        found = []
-        for name in sorted(self._table.rules):
-            acl = acl_of(name, self._table.rules[name])
-            if subject_part in (acl.subject or ""):
-                acl = _filter_entries(acl, resource_part)
-                if acl.policies:
-                    found.append(acl)
-        return Reply(body=fastjson.encode(found)) if found else Reply()
+        rules = dict(self._table.rules)  # the rules of a user are replaced as a whole
+
+        def work() -> bytes:
+            found = []
+            for name in sorted(rules):
+                acl = acl_of(name, rules[name])
+                if subject_part in (acl.subject or ""):
+                    acl = _filter_entries(acl, resource_part)
+                    if acl.policies:
+                        found.append(acl)
+            return fastjson.encode(found) if found else b""
+
+        return InThread(work, lambda data: Reply(body=data))
 
     def _done(self, command: Command, what: str) -> Answer:
         subject = command.text_or(ACCESS_KEY)

@@ -7,7 +7,7 @@ from penstock.broker.context import BrokerContext
 from penstock.errors import BodyError, ConsumerNotOnline, NoPermission, Refused
 from penstock.rpc.answers import Answer, CallClient, InThread, Reply
 from penstock.rpc.command import Command
-from penstock.rpc.json_replies import reply_with
+from penstock.rpc.json_replies import reply_from_pool, reply_with
 from penstock.rpc.router import Row
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import (
@@ -75,10 +75,11 @@ class ConsumerHandlers:
         group = self._context.clients.consumer_group(name)
         if group is None:
             raise ConsumerNotOnline(f"no consumer of the group {name} is connected")
-        return reply_with(
-            ConsumerConnection(
-                connection_set=_connections(group.members.values()),
-                subscription_table=dict(group.subscriptions),
+        members, subscriptions = list(group.members.values()), dict(group.subscriptions)
+        return reply_from_pool(
+            lambda: ConsumerConnection(
+                connection_set=_connections(members),
+                subscription_table=subscriptions,
                 consume_type=group.consume_type,
                 message_model=group.message_model,
                 consume_from_where=group.consume_from_where,
@@ -91,15 +92,16 @@ class ConsumerHandlers:
         members = self._context.clients.producers(group)
         if not members:
             raise Refused(f"no producer of the group {group} is connected")
-        return reply_with(ProducerConnection(connection_set=_connections(members)))
+        return reply_from_pool(lambda: ProducerConnection(connection_set=_connections(members)))
 
     def all_producers(self, command: Command) -> Answer:
         """All connected producers by group."""
-        return reply_with(
-            ProducerTableInfo(
+        groups = self._context.clients.producer_groups()
+        return reply_from_pool(
+            lambda: ProducerTableInfo(
                 data={
                     group: [_producer(member) for member in members]
-                    for group, members in self._context.clients.producer_groups().items()
+                    for group, members in groups.items()
                 }
             )
         )
@@ -111,12 +113,13 @@ class ConsumerHandlers:
             *self._context.clients.groups_of_topic(topic),
             *self._context.offsets.groups_of_topic(topic),
         }
-        return reply_with(GroupList(group_list=sorted(groups)))
+        return reply_from_pool(lambda: GroupList(group_list=sorted(groups)))
 
     def topics_of_group(self, command: Command) -> Answer:
         """The topics on which a group has offsets."""
         topics = self._context.offsets.topics_of_group(command.text("group"))
-        return reply_with(TopicList(topic_list=topics, broker_addr=self._context.address))
+        address = self._context.address
+        return reply_from_pool(lambda: TopicList(topic_list=topics, broker_addr=address))
 
     def subscription(self, command: Command) -> Answer:
         """The subscription of a connected group to a topic, if any."""

@@ -5,7 +5,8 @@ that their pages belong to. If the table has changed since, or no version is giv
 first page and start again.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import TypeVar
 
 from penstock.rpc.answers import Answer, InThread
@@ -38,20 +39,21 @@ def page_names(
     return sorted(names)[begin : begin + size]
 
 
-def in_steps(items: Sequence[T], do: Callable[[T], object], then: Callable[[], Answer]) -> Answer:
+def in_steps(items: Iterable[T], do: Callable[[T], object], then: Callable[[], Answer]) -> Answer:
     """The answer of `then`, after `do` was called for each item.
 
     Between the steps other clients are served.
     """
+    remaining = iter(items)
 
-    def step(at: int) -> Answer:
-        for item in items[at : at + STEP_ITEMS]:
+    def step(_: object = None) -> Answer:
+        done = 0
+        for item in islice(remaining, STEP_ITEMS):
             do(item)
-        if at + STEP_ITEMS >= len(items):
-            return then()
-        return InThread(_yield_to_others, lambda _: step(at + STEP_ITEMS))
+            done += 1
+        return then() if done < STEP_ITEMS else InThread(_yield_to_others, step)
 
-    return step(0)
+    return step()
 
 
 def _yield_to_others() -> None:

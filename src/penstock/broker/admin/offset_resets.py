@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping
 
+from penstock.broker.admin.large_requests import in_steps
+from penstock.broker.admin.statistics import QUEUES_MAX
 from penstock.broker.context import BrokerContext
 from penstock.broker.topics import refuse_internal
 from penstock.errors import ConsumerNotOnline, GroupNotExist, Refused
 from penstock.rpc.answers import Answer, InThread, NotifyClient, Reply
 from penstock.rpc.command import Command
-from penstock.rpc.json_replies import reply_with
+from penstock.rpc.json_replies import reply_from_pool
 from penstock.rpc.router import Row
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.wire import fastjson
@@ -52,18 +54,20 @@ class ResetHandlers:
         queue_id = command.i32_or("queueId", -1)
         offset = command.i64_or("offset", -1)
 
+        def reset_queue(of_queue: tuple[int, int]) -> None:
+            queue_id, offset = of_queue
+            self._context.offsets.reset(group, topic, {queue_id: offset}, command.now_ms)
+            queue = self._context.store.queue(topic, queue_id)
+            if queue is not None:  # a suspended pull continues at the new offset
+                self._context.long_polling.wake_queue(queue)
+
         def finish(offsets: OffsetsByQueueId) -> Answer:
-            self._context.offsets.reset(group, topic, offsets, command.now_ms)
-            for changed in offsets:
-                queue = self._context.store.queue(topic, changed)
-                if queue is not None:  # a suspended pull continues at the new offset
-                    self._context.long_polling.wake_queue(queue)
-            return reply_with(ResetOffsetBody(offset_table=self._by_queue(topic, offsets)))
+            return in_steps(offsets.items(), reset_queue, lambda: self._reply(topic, offsets))
 
         if queue_id >= 0 and offset != -1:
             self._check_range(topic, queue_id, offset)
             return finish({queue_id: offset})
-        queues = [queue_id] if queue_id >= 0 else list(range(config.read_queue_nums))
+        queues = range(queue_id, queue_id + 1) if queue_id >= 0 else range(config.read_queue_nums)
         if not queues:
             raise Refused(f"the topic {topic} has no read queues")
         return self._search_offsets(topic, queues, command.i64("timestamp"), finish)
@@ -89,16 +93,28 @@ class ResetHandlers:
         ignored = set(command.text_or("filterGroups").split(","))
         offsets = self._context.offsets
         lowest: OffsetsByQueueId = {}
-        for group in offsets.groups_of_topic(topic):
-            if group in ignored:
-                continue
-            for queue_id, offset in offsets.queues(group, topic).items():
-                if offset >= self._context.store.min_offset(topic, queue_id):
-                    lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
-        for queue_id, offset in offsets.queues(compared, topic).items():
+
+        def lower(of_queue: tuple[int, int]) -> None:
+            queue_id, offset = of_queue
+            if offset >= self._context.store.min_offset(topic, queue_id):
+                lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
+
+        def compare(of_queue: tuple[int, int]) -> None:
+            queue_id, offset = of_queue
             if lowest.get(queue_id, 0) > offset:
                 lowest[queue_id] = NO_CORRECTION
-        return reply_with(QueryCorrectionOffsetBody(correction_offsets=lowest))
+
+        def finish() -> Answer:
+            return reply_from_pool(lambda: QueryCorrectionOffsetBody(correction_offsets=lowest))
+
+        others = (
+            of_queue
+            for group in offsets.groups_of_topic(topic)
+            if group not in ignored
+            for of_queue in list(offsets.queues(group, topic).items())
+        )
+        mine = list(offsets.queues(compared, topic).items())
+        return in_steps(others, lower, lambda: in_steps(mine, compare, finish))
 
     # --- offsets
 
@@ -114,14 +130,20 @@ class ResetHandlers:
     def _search_offsets(
         self,
         topic: str,
-        queue_ids: list[int],
+        queue_ids: range,
         time_ms: int,
         then: Callable[[OffsetsByQueueId], Answer],
     ) -> Answer:
         """Find the first offset that was stored at a time or later, in each queue."""
         store = self._context.store
+        _refuse_too_many(topic, len(queue_ids))
         if time_ms < 0:
-            return then({queue_id: store.max_offset(topic, queue_id) for queue_id in queue_ids})
+            ends: OffsetsByQueueId = {}
+
+            def add_end(queue_id: int) -> None:
+                ends[queue_id] = store.max_offset(topic, queue_id)
+
+            return in_steps(queue_ids, add_end, lambda: then(ends))
         queues: dict[int, ConsumeQueue | None] = {
             queue_id: store.queue(topic, queue_id) for queue_id in queue_ids
         }
@@ -137,6 +159,9 @@ class ResetHandlers:
 
         return InThread(work, then)
 
+    def _reply(self, topic: str, offsets: OffsetsByQueueId) -> Answer:
+        return reply_from_pool(lambda: ResetOffsetBody(offset_table=self._by_queue(topic, offsets)))
+
     def _by_queue(self, topic: str, offsets: Mapping[int, int]) -> dict[MessageQueue, int]:
         name = self._context.settings.current.broker.name
         return {MessageQueue(topic, name, queue_id): offset for queue_id, offset in offsets.items()}
@@ -146,6 +171,7 @@ class ResetHandlers:
     def _reset_by_clients(self, command: Command, config: TopicConfig, group: str) -> Answer:
         topic = config.topic_name
         committed: OffsetsByQueueId = {}
+        _refuse_too_many(topic, config.write_queue_nums)
         for queue_id in range(config.write_queue_nums):
             offset = self._context.offsets.get(group, topic, queue_id)
             if offset is None:
@@ -159,14 +185,13 @@ class ResetHandlers:
                 queue_id: offset if force else min(offset, committed[queue_id])
                 for queue_id, offset in found.items()
             }
-            self._notify_clients(command, topic, group, offsets)
-            return reply_with(ResetOffsetBody(offset_table=self._by_queue(topic, offsets)))
+            return self._notify_clients(command, topic, group, offsets)
 
-        return self._search_offsets(topic, list(committed), command.i64("timestamp"), finish)
+        return self._search_offsets(topic, range(len(committed)), command.i64("timestamp"), finish)
 
     def _notify_clients(
         self, command: Command, topic: str, group: str, offsets: OffsetsByQueueId
-    ) -> None:
+    ) -> Answer:
         connected = self._context.clients.consumer_group(group)
         members = list(connected.members.values()) if connected is not None else []
         if not members:
@@ -183,16 +208,42 @@ class ResetHandlers:
             "timestamp": command.text("timestamp"),
             "isForce": "true" if command.truth("isForce") else "false",
         }
+
+        def notify(bodies: tuple[bytes, bytes]) -> Answer:
+            java_body, cpp_body = bodies
+            for member in members:
+                body = cpp_body if member.language == LanguageCode.CPP else java_body
+                code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
+                self._context.effects.put(NotifyClient(member.client, code, ext, body))
+            return Reply(body=java_body)
+
         by_queue = self._by_queue(topic, offsets)
-        java_body = fastjson.encode(ResetOffsetBody(offset_table=by_queue))
-        queues = [
-            MessageQueueForC(
-                topic=topic, broker_name=queue.broker_name, queue_id=queue.queue_id, offset=offset
-            )
-            for queue, offset in by_queue.items()
-        ]
-        cpp_body = fastjson.encode(ResetOffsetBodyForC(offset_table=queues))
-        for member in members:
-            body = cpp_body if member.language == LanguageCode.CPP else java_body
-            code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
-            self._context.effects.put(NotifyClient(member.client, code, ext, body))
+        return InThread(lambda: _bodies(by_queue), notify)
+
+
+def _bodies(by_queue: dict[MessageQueue, int]) -> tuple[bytes, bytes]:
+    """The new offsets for Java clients, which are also the response to the tool, and for C++."""
+    queues = [
+        MessageQueueForC(
+            topic=queue.topic,
+            broker_name=queue.broker_name,
+            queue_id=queue.queue_id,
+            offset=offset,
+        )
+        for queue, offset in by_queue.items()
+    ]
+    return (
+        fastjson.encode(ResetOffsetBody(offset_table=by_queue)),
+        fastjson.encode(ResetOffsetBodyForC(offset_table=queues)),
+    )
+
+
+def _refuse_too_many(topic: str, queues: int) -> None:
+    if queues > QUEUES_MAX:
+        raise Refused.over(
+            f"too many queues of topic {topic} for one reset",
+            figure=queues,
+            limit=QUEUES_MAX,
+            unit="queues",
+            hint="reset single queues (queueId)",
+        )

@@ -1,10 +1,12 @@
 """Statistics of topics and groups: offsets, lag and throughput.
 
-Offsets are collected in the event loop; store times of messages are read in the thread pool.
+Offsets are collected in the event loop, step by step; between the steps store times of messages are
+read in the thread pool.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 from penstock.broker.context import BrokerContext
 from penstock.errors import Refused
@@ -26,8 +28,20 @@ from penstock.wire.bodies.admin_bodies import (
 from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import RequestCode
 
-STEP_QUEUES = 2_000
-"""Queues whose offsets are collected in one step, for all groups: about 5 ms."""
+STEP_QUEUES = 500
+"""Queues whose offsets are collected in one step: about 2 ms."""
+QUEUES_MAX = 100_000
+"""Queues in one response: more do not fit into a frame."""
+
+R = TypeVar("R")
+
+
+class WantedTopic(NamedTuple):
+    """A topic whose first queues are wanted, for a group if it has a name."""
+
+    group: str
+    topic: str
+    queues: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +58,10 @@ class QueueOffsets:
 
 @dataclass(frozen=True, slots=True)
 class TopicOffsets:
-    """A group's offsets in all queues of a topic, and its messages per second."""
+    """A group's offsets in some queues of a topic, and its messages per second."""
 
+    group: str
+    topic: str
     queue_offsets: list[QueueOffsets]
     get_tps: float
 
@@ -81,23 +97,25 @@ class StatisticsHandlers:
         topic = command.text("topic")
         config = self._context.topics.need(topic)
         put_tps = self._context.stats.put_tps(topic)
-        queue_offsets = self._queue_offsets(
-            "", topic, max(config.read_queue_nums, config.write_queue_nums)
-        )
+        queues = max(config.read_queue_nums, config.write_queue_nums)
         store = self._context.store
 
-        def work() -> TopicStatsTable:
-            table = {
+        def read(part: TopicOffsets) -> dict[MessageQueue, TopicOffset]:
+            return {
                 at.message_queue: TopicOffset(
                     min_offset=at.first_offset,
                     max_offset=at.broker_offset,
                     last_update_timestamp=max(stored_ms(store, at.queue, at.broker_offset - 1), 0),
                 )
-                for at in queue_offsets
+                for at in part.queue_offsets
             }
+
+        def finish(tables: list[dict[MessageQueue, TopicOffset]]) -> TopicStatsTable:
+            table = {queue: offset for part in tables for queue, offset in part.items()}
             return TopicStatsTable(topic_put_tps=put_tps, offset_table=table)
 
-        return reply_from_pool(work)
+        steps = self._collect([WantedTopic("", topic, queues)])
+        return _in_steps(steps, read, lambda parts: reply_from_pool(lambda: finish(parts)))
 
     def consume_stats(self, command: Command) -> Answer:
         """The offsets of a group in the requested topics, or in all its topics."""
@@ -107,41 +125,80 @@ class StatisticsHandlers:
             topic = command.text_or("topic").strip()
             known = [topic] if topic else self._context.offsets.topics_of_group(group)
             wanted = [topic for topic in known if self._subscribes(group, topic)]
-        found = [
-            self._topic_offsets(group, topic, config.read_queue_nums)
+        known_topics = (
+            WantedTopic(group, topic, config.read_queue_nums)
             for topic in wanted
             if (config := self._context.topics.get(topic)) is not None
-        ]
+        )
         store = self._context.store
-        return reply_from_pool(lambda: _consume_stats(store, found))
+        return _in_steps(
+            self._collect(known_topics),
+            lambda part: (part, _offset_table(store, part)),
+            lambda parts: reply_from_pool(lambda: _consume_stats(parts)),
+        )
 
     def all_consume_stats(self, command: Command) -> Answer:
         """The offsets of all groups in all their topics."""
-        return self._next_step(self._offsets_by_group(ordered=command.truth("isOrder")), [])
+        store, address = self._context.store, self._context.address
+        groups = list(self._context.groups.table.groups)
+        return _in_steps(
+            self._collect(self._all_topics(groups, ordered=command.truth("isOrder"))),
+            lambda part: (part, _offset_table(store, part)),
+            lambda parts: reply_from_pool(lambda: _all_consume_stats(groups, parts, address)),
+        )
 
     def consume_time_spans(self, command: Command) -> Answer:
         """The store times of each queue's first, last and last consumed message."""
         topic, group = command.text("topic"), command.text("group")
         config = self._context.topics.need(topic)
-        queue_offsets = self._queue_offsets(group, topic, config.write_queue_nums)
         store = self._context.store
 
-        def work() -> QueryConsumeTimeSpanBody:
+        def finish(spans: list[list[QueueTimeSpan]]) -> QueryConsumeTimeSpanBody:
             return QueryConsumeTimeSpanBody(
-                consume_time_span_set=[
-                    _time_span(store, at, command.now_ms) for at in queue_offsets
-                ]
+                consume_time_span_set=[span for part in spans for span in part]
             )
 
-        return reply_from_pool(work)
+        return _in_steps(
+            self._collect([WantedTopic(group, topic, config.write_queue_nums)]),
+            lambda part: [_time_span(store, at, command.now_ms) for at in part.queue_offsets],
+            lambda spans: reply_from_pool(lambda: finish(spans)),
+        )
 
     # --- in the event loop
 
-    def _queue_offsets(self, group: str, topic: str, queues: int) -> list[QueueOffsets]:
+    def _collect(self, wanted: Iterable[WantedTopic]) -> Iterator[list[TopicOffsets]]:
+        """The offsets of these topics, in steps; changes during the iteration may be missed."""
+        step: list[TopicOffsets] = []
+        left, total = STEP_QUEUES, 0
+        for group, topic, queues in wanted:
+            total += queues
+            if total > QUEUES_MAX:
+                raise Refused.over(
+                    "statistics of too many queues in one response",
+                    figure=total,
+                    limit=QUEUES_MAX,
+                    unit="queues",
+                    hint="ask for single topics or groups",
+                )
+            tps = self._context.stats.get_tps(group, topic) if group else 0.0
+            begin = 0
+            while begin < queues:
+                end = min(begin + left, queues)
+                found = self._queue_offsets(group, topic, range(begin, end))
+                step.append(TopicOffsets(group, topic, found, tps))
+                left -= end - begin
+                begin = end
+                if left == 0:
+                    yield step
+                    step, left = [], STEP_QUEUES
+        if step:
+            yield step
+
+    def _queue_offsets(self, group: str, topic: str, queues: range) -> list[QueueOffsets]:
         store, offsets = self._context.store, self._context.offsets
         broker_name = self._context.settings.current.broker.name
         found = []
-        for queue_id in range(queues):
+        for queue_id in queues:
             queue = store.queue(topic, queue_id)
             committed = offsets.get(group, topic, queue_id) if group else None
             pulled = offsets.pulled(group, topic, queue_id) if group else None
@@ -159,11 +216,6 @@ class StatisticsHandlers:
             )
         return found
 
-    def _topic_offsets(self, group: str, topic: str, queues: int) -> TopicOffsets:
-        return TopicOffsets(
-            self._queue_offsets(group, topic, queues), self._context.stats.get_tps(group, topic)
-        )
-
     def _subscribes(self, group: str, topic: str) -> bool:
         """False if the group is connected and subscribes only to other topics."""
         connected = self._context.clients.consumer_group(group)
@@ -171,48 +223,37 @@ class StatisticsHandlers:
             return True
         return topic in connected.subscriptions
 
-    def _offsets_by_group(self, *, ordered: bool) -> Iterator[tuple[str, list[TopicOffsets]]]:
-        """The offsets of each group; changes during the iteration may be missed."""
+    def _all_topics(self, groups: list[str], *, ordered: bool) -> Iterator[WantedTopic]:
+        """All topics with offsets of these groups."""
         context = self._context
-        topics: dict[str, list[str]] = {}
-        for key in list(context.offsets.table.wrapper().offset_table):
-            topic, _, group = key.rpartition("@")
-            topics.setdefault(group, []).append(topic)
-        for group in list(context.groups.table.groups):
-            found = []
-            for topic in topics.get(group, ()):
+        for group in groups:
+            for topic in context.offsets.topics_of_group(group):
                 config = context.topics.get(topic)
                 if config is None or (ordered and not config.order):
                     continue
                 if self._subscribes(group, topic):
-                    found.append(self._topic_offsets(group, topic, config.write_queue_nums))
-            yield group, found
+                    yield WantedTopic(group, topic, config.write_queue_nums)
 
-    def _next_step(
-        self,
-        groups: Iterator[tuple[str, list[TopicOffsets]]],
-        done: list[dict[str, list[ConsumeStats]]],
-    ) -> Answer:
-        """Collect some groups, read in the thread pool, continue with the next groups."""
-        gathered: list[tuple[str, list[TopicOffsets]]] = []
-        queues = 0
-        for group, topics in groups:
-            gathered.append((group, topics))
-            queues += sum(len(topic.queue_offsets) for topic in topics)
-            if queues >= STEP_QUEUES:
-                break
-        if not gathered:
-            address = self._context.address
-            return reply_from_pool(lambda: _all_consume_stats(done, address))
-        store = self._context.store
 
-        def work() -> list[dict[str, list[ConsumeStats]]]:
-            return [
-                {group: [_consume_stats(store, [topic]) for topic in topics]}
-                for group, topics in gathered
-            ]
+def _in_steps(
+    steps: Iterator[list[TopicOffsets]],
+    read: Callable[[TopicOffsets], R],
+    finish: Callable[[list[R]], Answer],
+) -> Answer:
+    """Collect in the event loop and read in the thread pool, in turn; then answer."""
+    results: list[R] = []
 
-        return InThread(work, lambda stats: self._next_step(groups, done + stats))
+    def next_step() -> Answer:
+        step = next(steps, None)
+        if step is None:
+            return finish(results)
+        return InThread(lambda: [read(part) for part in step], add)
+
+    def add(read_parts: list[R]) -> Answer:
+        results.extend(read_parts)
+        return next_step()
+
+    return next_step()
 
 
 # --- in the thread pool
@@ -226,34 +267,45 @@ def stored_ms(store: MessageStore, queue: ConsumeQueue | None, offset: int) -> i
     return store.lookup.store_ms(entry[0])
 
 
-def _consume_stats(store: MessageStore, topics: list[TopicOffsets]) -> ConsumeStats:
+OffsetTable = dict[MessageQueue, OffsetWrapper]
+
+
+def _offset_table(store: MessageStore, part: TopicOffsets) -> OffsetTable:
     table = {}
-    for topic in topics:
-        for at in topic.queue_offsets:
-            consumed = at.consumer_offset or 0
-            table[at.message_queue] = OffsetWrapper(
-                broker_offset=at.broker_offset,
-                consumer_offset=consumed,
-                pull_offset=at.pull_offset,
-                last_timestamp=max(stored_ms(store, at.queue, consumed - 1), 0),
-            )
-    return ConsumeStats(
-        offset_table=table, consume_tps=sum((topic.get_tps for topic in topics), 0.0)
-    )
+    for at in part.queue_offsets:
+        consumed = at.consumer_offset or 0
+        table[at.message_queue] = OffsetWrapper(
+            broker_offset=at.broker_offset,
+            consumer_offset=consumed,
+            pull_offset=at.pull_offset,
+            last_timestamp=max(stored_ms(store, at.queue, consumed - 1), 0),
+        )
+    return table
+
+
+def _consume_stats(parts: list[tuple[TopicOffsets, OffsetTable]]) -> ConsumeStats:
+    table: OffsetTable = {}
+    tps: dict[str, float] = {}
+    for part, offsets in parts:
+        table.update(offsets)
+        tps[part.topic] = part.get_tps
+    return ConsumeStats(offset_table=table, consume_tps=sum(tps.values(), 0.0))
 
 
 def _all_consume_stats(
-    stats: list[dict[str, list[ConsumeStats]]], address: str
+    groups: list[str], parts: list[tuple[TopicOffsets, OffsetTable]], address: str
 ) -> ConsumeStatsList:
-    wrappers = [
-        wrapper
-        for by_group in stats
-        for topics in by_group.values()
-        for topic in topics
-        for wrapper in topic.offset_table.values()
-    ]
+    by_group: dict[str, dict[str, list[tuple[TopicOffsets, OffsetTable]]]] = {
+        group: {} for group in groups
+    }
+    for part, offsets in parts:
+        by_group[part.group].setdefault(part.topic, []).append((part, offsets))
+    wrappers = [wrapper for _, offsets in parts for wrapper in offsets.values()]
     return ConsumeStatsList(
-        consume_stats_list=stats,
+        consume_stats_list=[
+            {group: [_consume_stats(of_topic) for of_topic in topics.values()]}
+            for group, topics in by_group.items()
+        ],
         broker_addr=address,
         total_diff=sum(at.broker_offset - at.consumer_offset for at in wrappers),
         total_inflight_diff=sum(at.pull_offset - at.consumer_offset for at in wrappers),

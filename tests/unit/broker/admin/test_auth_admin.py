@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.auth import users
 from penstock.broker.auth.policies import PolicyType
 from penstock.broker.auth.users import AccessTable
 from penstock.config import AccessConfig
@@ -20,6 +21,7 @@ from penstock.errors import StoreDamaged
 from penstock.rpc.answers import Reply
 from penstock.rpc.persistence import Persistence
 from penstock.store.disk import Disk
+from penstock.wire import fastjson
 from tests.unit.broker.auth.access_kit import AccessFixture, rule
 
 CREATE_USER, UPDATE_USER, DELETE_USER, GET_USER, LIST_USER = range(3001, 3006)
@@ -269,3 +271,57 @@ def test_a_damaged_file_is_not_an_empty_table(content: bytes) -> None:
 
     with pytest.raises(StoreDamaged):
         AccessTable().load(ConfigFile(File(), File.path))
+
+
+def test_the_number_of_rules_of_a_user_is_limited(env: AccessFixture) -> None:
+    entries = [entry(f"Topic:t{n}", ["Pub"]) for n in range(1_000)]
+    assert env.ask("root", CREATE_ACL, {}, acl("ann", *entries)).code == 0
+    assert env.ask("root", CREATE_ACL, {}, acl("ann", *entries)).code == 0, "they are replaced"
+    for more in (
+        acl("ann", entry("Topic:more", ["Pub"])),
+        acl("ann", *entries, entry("Topic:more", ["Pub"])),
+        acl("ops", {**entry("Topic:t", ["Pub"]), "sourceIps": ["10.0.0.1"] * 1_000}),
+    ):
+        reply = env.ask("root", CREATE_ACL, {}, more)
+        assert reply.code == INVALID
+        assert "1001 of them, the limit is 1000" in (reply.remark or "")
+    assert (
+        len(body(env.ask("root", GET_ACL, {"subject": "User:ann"}))["policies"][0]["entries"])
+        == 1_000
+    )
+
+
+def test_the_number_of_users_and_rules_is_limited(
+    env: AccessFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(users, "USERS_MAX", len(env.table.users))
+    assert env.ask("root", CREATE_USER, {"username": "new"}, {"password": "p"}).code == INVALID
+    assert env.ask("root", UPDATE_USER, {"username": "ann"}, {"password": "p"}).code == 0
+    long_name = {"username": "n" * 256}
+    assert env.ask("root", CREATE_USER, long_name, {"password": "p"}).code == INVALID
+    monkeypatch.setattr(users, "RULES_MAX", 2)
+    assert env.ask("root", CREATE_ACL, {}, acl("ann", entry("Topic:a", ["Pub"]))).code == 0
+    refused = env.ask("root", CREATE_ACL, {}, acl("ann", entry("Topic:b", ["Pub"])))
+    assert refused.code == INVALID
+    assert "too many rules of all users" in (refused.remark or "")
+    assert env.ask("root", DELETE_ACL, {"subject": "User:ops"}).code == 0
+    assert env.ask("root", CREATE_ACL, {}, acl("ann", entry("Topic:b", ["Pub"]))).code == 0
+
+
+def test_a_change_encodes_only_what_has_changed(
+    env: AccessFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env.ask("root", CREATE_ACL, {}, acl("ann", entry("Topic:a", ["Pub"])))
+    env.table.snapshot()
+    encoded: list[object] = []
+    encode = fastjson.encode
+
+    def note(value: object) -> bytes:
+        encoded.append(value)
+        return encode(value)
+
+    monkeypatch.setattr(fastjson, "encode", note)
+    env.ask("root", CREATE_ACL, {}, acl("ops", entry("Topic:a", ["Pub"])))
+    before = len(encoded)
+    env.table.snapshot()
+    assert (before, len(encoded)) == (1, 1)

@@ -7,6 +7,9 @@ import pytest
 
 from penstock.broker.admin import statistics
 from penstock.broker.admin.statistics import StatisticsHandlers
+from penstock.rpc.answers import InThread, Reply
+from penstock.rpc.command import Command
+from penstock.rpc.router import Router
 from penstock.wire.bodies.admin_bodies import (
     BrokerStatsData,
     ConsumeStats,
@@ -173,3 +176,44 @@ def test_time_spans_of_a_group(env: AdminFixture) -> None:
     assert (new.consume_time_stamp, new.delay_time) == (NOW_MS + 10, 89)
     env.offsets.commit("coupons", "orders", 0, 3, NOW_MS)
     assert spans("coupons")[0].delay_time == 0
+
+
+REQUESTS_BY_QUEUE = {
+    RequestCode.GET_TOPIC_STATS_INFO: {"topic": "wide"},
+    RequestCode.GET_CONSUME_STATS: {"consumerGroup": "g", "topic": "wide"},
+    RequestCode.GET_BROKER_CONSUME_STATS: {"isOrder": "false"},
+    RequestCode.QUERY_CONSUME_TIME_SPAN: {"topic": "wide", "group": "g"},
+}
+
+
+def wide_topic(env: AdminFixture, queues: int) -> None:
+    env.topic("wide", queues)
+    env.group("g")
+    env.put("wide", queues - 1)
+    env.offsets.commit("g", "wide", queues - 1, 1, NOW_MS)
+
+
+@pytest.mark.parametrize("code", REQUESTS_BY_QUEUE)
+def test_the_queues_of_a_topic_are_collected_in_steps(env: AdminFixture, code: int) -> None:
+    queues = 2 * statistics.STEP_QUEUES + 1
+    wide_topic(env, queues)
+    command = Command(code, REQUESTS_BY_QUEUE[code], b"", peer="10.0.0.9:99", now_ms=NOW_MS)
+    answer = Router([StatisticsHandlers(env.context).rows()]).handle(command)
+    steps = 0
+    while isinstance(answer, InThread):
+        assert answer.work is not None
+        answer = answer.then(answer.work())
+        steps += 1
+    assert steps == 4, "three parts, and the body"
+    assert isinstance(answer, Reply)
+    assert answer.body.count(b'"queueId"') == queues
+
+
+@pytest.mark.parametrize("code", REQUESTS_BY_QUEUE)
+def test_statistics_of_more_queues_than_a_frame_holds_are_refused(
+    env: AdminFixture, code: int
+) -> None:
+    wide_topic(env, statistics.QUEUES_MAX + 1)
+    answer = reply(StatisticsHandlers(env.context), code, **REQUESTS_BY_QUEUE[code])
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "100001 queues, the limit is 100000" in (answer.remark or "")
