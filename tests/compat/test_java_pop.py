@@ -188,7 +188,7 @@ def test_consumers_share_what_they_pop(
             client.do("push.received", consumer=f"{fresh}-{name}", count=0) for name in ("a", "b")
         ]
 
-    while sent < 20 or (sent < 300 and not all(rows())):
+    while sent < 20 or (sent < 3000 and not all(rows())):
         send_numbers(client, popping, fresh, 10, first=sent)
         sent += 10
     eventually(lambda: sum(map(len, rows())) >= sent)

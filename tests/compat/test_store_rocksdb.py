@@ -31,8 +31,6 @@ CONF: dict[str, Any] = {
     "brokerName": "rocksdb",
     "timerWheelEnable": True,
     "timerRocksDBEnable": True,
-    # Otherwise the wheel reads timers as well, and delivers them again after the switch.
-    "timerStopEnqueue": True,
     "transRocksDBEnable": True,
     "transWriteOriginTransHalfEnable": False,
     "transactionTimeOut": 1000,
@@ -80,13 +78,15 @@ def test_timers_and_half_messages_in_rocksdb(tmp_path: Path, sessions: Sessions)
         namesrv = names.address
         broker = apache.Broker(tmp_path / "broker", store, namesrv, version=maven.V5_5, **CONF)
         with broker:
-            send_timer(namesrv, "delivered before", 1)
+            send_timer(namesrv, "in RocksDB", 10)
+            # Long enough that RocksDB has it and the position behind it, where the wheel begins.
+            send_timer(namesrv, "delivered before", 3)
             await_bodies(namesrv, "delivered before")
-            send_timer(namesrv, "in RocksDB", 6)
             prepare(namesrv, "in a transaction")
             there = ("-b", broker.address)
-            setting = (*there, "-k", "transWriteOriginTransHalfEnable", "-v", "true")
-            assert "success" in mqadmin(java, namesrv, "updateBrokerConfig", *setting)
+            for key in ("timerStopEnqueue", "transWriteOriginTransHalfEnable"):
+                setting = (*there, "-k", key, "-v", "true")
+                assert "success" in mqadmin(java, namesrv, "updateBrokerConfig", *setting)
             assert "success" in mqadmin(java, namesrv, "switchTimerEngine", *there, "-e", "F")
             prepare(namesrv, "in a new transaction")
             with resolving(namesrv):
