@@ -164,7 +164,7 @@ class FastPath:
         if type(body) is bytes and 0 < len(body) < packer.plain_bytes:
             pending.body = body
         else:
-            pending.body, pending.sys_flag = packer.body(message)
+            packer.put_body(pending, message)
         if internal:
             message = packer.internal(pending, message)
         message_id = pending.message_id = packer.next_id(pending.born_ms)
@@ -204,7 +204,11 @@ class FastPath:
         """Write the request now if route and connection are ready, else as soon as they are."""
         topic = pending.topic
         round_robin = self.publish_infos.get(topic)
-        if round_robin is not None and topic not in self.deferred_counts:
+        if (
+            round_robin is not None
+            and topic not in self.deferred_counts
+            and not pending.uncompressed
+        ):
             select = pending.select
             target = round_robin.next(self.faults, None) if select is None else select(round_robin)
             peer = target.peer

@@ -48,8 +48,9 @@ BATCH_COUNT_MAX: Final = 1_000
 BATCH_FIELDS: Final = encode_fields({"m": "true"})
 """Additional header fields of a batch."""
 _DELAY_LEVEL_MAX: Final = 18
-THREAD_BYTES: Final = 64 * 1024
-"""Bodies from this length on are compressed in a thread: it takes a millisecond or more."""
+LOOP_BYTES: Final = 64 * 1024
+"""Less than this is compressed per iteration of the event loop, the rest in a thread: it takes a
+millisecond."""
 
 
 class MessageBatch:
@@ -105,35 +106,41 @@ class Packer:
             counter=secrets.randbits(16),
         )
         self.next_id = self._ids.next
-        self._packed: tuple[Message, tuple[bytes, int]] | None = None
+        self._loop_bytes = 0  # bodies that were compressed in this iteration of the loop
 
-    def is_slow(self, message: Message) -> bool:
-        """Whether `body` takes so long for this message that it belongs into a thread."""
-        body = message.body
-        return isinstance(body, bytes | str) and len(body) >= max(self._compress_from, THREAD_BYTES)
-
-    async def pack_in_thread(self, message: Message) -> None:
-        """Compress a body in a thread; the caller then sends the message without awaiting."""
-        packed = await asyncio.to_thread(self.body, message)
-        self._packed = message, packed
-
-    def body(self, message: Message) -> tuple[bytes, int]:
-        """The body to send and its sysFlag. Raises MessageIllegal."""
-        if self._packed is not None and self._packed[0] is message:
-            packed, self._packed = self._packed[1], None
-            return packed
+    def put_body(self, pending: PendingSend, message: Message) -> None:
+        """Set the body of a send, compressed unless that has to happen in a thread. Raises
+        MessageIllegal."""
         body = message.body
         if type(body) is not bytes:
             body = _as_bytes(body)
         length = len(body)
         if not 0 < length <= self._bytes_max:
             raise _bad_length(length, self._bytes_max)
+        pending.body = body
         if length >= self._compress_from:
-            assert self._compression is not None
-            smaller = compress(body, self._compression)
-            if len(smaller) < length:
-                return smaller, with_compression(0, self._compression)
+            if self._is_over_budget(length):
+                pending.uncompressed = True
+            else:
+                pending.body, pending.sys_flag = self.compressed(body)
+
+    def compressed(self, body: bytes) -> tuple[bytes, int]:
+        """The body to send and its compression flags; it runs in any thread."""
+        assert self._compression is not None
+        smaller = compress(body, self._compression)
+        if len(smaller) < len(body):
+            return smaller, with_compression(0, self._compression)
         return body, 0
+
+    def _is_over_budget(self, length: int) -> bool:
+        """Whether this body is too much for the loop in this iteration."""
+        if not self._loop_bytes:
+            asyncio.get_running_loop().call_soon(self._start_iteration)
+        self._loop_bytes += length
+        return self._loop_bytes >= LOOP_BYTES
+
+    def _start_iteration(self) -> None:
+        self._loop_bytes = 0
 
     def flag(self, message: Message) -> int:
         """The application's flag of a message; raises MessageIllegal."""

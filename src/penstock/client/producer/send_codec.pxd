@@ -41,6 +41,7 @@ cdef class PendingSend(Call):
     cdef public SendTarget target
     cdef public object select
     cdef public bint deferred
+    cdef public bint uncompressed
     cdef public list failures
     cdef public object fallback
     cdef public object flush_group

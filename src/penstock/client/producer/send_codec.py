@@ -123,6 +123,7 @@ class PendingSend(Call):
         self.target: SendTarget | None = None  # of the attempt in flight, or reserved for the next
         self.select: TargetSelector | None = None  # binds the message to a queue; None: round robin
         self.deferred: bool = False  # could not be written at once
+        self.uncompressed: bool = False  # a thread has to compress the body first
         self.failures: list[PenstockError] | None = None  # of the attempts so far
         self.fallback: SendResult | None = None  # receipt with a status other than SEND_OK
         self.flush_group: FlushGroup | None = None  # None until it counts as in flight

@@ -15,12 +15,12 @@ import logging
 import os
 from asyncio import _get_running_loop
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.client.client_session import MemberResponse, Session
 from penstock.client.messages import Message, MessageQueue, SendReceipt, SendStatus
 from penstock.client.producer.broker_latency import SLOW_MS, BrokerFaults
+from penstock.client.producer.compression_queue import CompressionQueue
 from penstock.client.producer.fast_path import FastPath, connection_of
 from penstock.client.producer.in_flight import InFlightLimit
 from penstock.client.producer.outgoing import BATCH_FIELDS, MessageBatch, Packer, check_topic
@@ -90,7 +90,7 @@ class Sender(FastPath):
         self._names: dict[str, str] = {}  # topic → name with namespace
         self._route_queries: dict[str, asyncio.Task[TopicPublishInfo]] = {}
         self._refreshing: set[str] = set()  # topics whose route is being refreshed
-        self._packing = asyncio.Lock()  # a send compresses its body in a thread
+        self._compression = CompressionQueue(self, session.spawn)
 
     # --- lifecycle
 
@@ -102,7 +102,6 @@ class Sender(FastPath):
         self.create_future = self.loop.create_future
         self.tracer = tracer
         self.pid = os.getpid()
-        self._packing = asyncio.Lock()
         self.publish_infos.clear()  # after a restart: they refer to closed connections
         self.open = True
 
@@ -157,8 +156,7 @@ class Sender(FastPath):
         """Send a message and wait for its receipt; waits first while too much is in flight."""
         if self.in_flight.full:
             timeout_ms = await self.in_flight.wait(timeout_ms or self._session.options.timeout_ms)
-        submit = partial(
-            self.submit,
+        return await self.submit(
             message,
             queue=queue,
             ordering_key=ordering_key,
@@ -167,14 +165,6 @@ class Sender(FastPath):
             internal=internal,
             traced=traced,
         )
-        packer = self.packer
-        if packer is None or not (self._packing.locked() or packer.is_slow(message)):
-            return await submit()
-        async with self._packing:  # in the order of the calls, also behind a long message
-            if packer.is_slow(message):
-                await packer.pack_in_thread(message)
-            sending = submit()
-        return await sending
 
     def submit(
         self,
@@ -211,6 +201,9 @@ class Sender(FastPath):
         check_topic(message.topic)
         pending = self.make_pending(message, ordering_key, timeout_ms, False)
         pending.select = target_selector(message, queue, ordering_key, selector)
+        if pending.uncompressed and self.packer is not None:
+            body = pending.body
+            pending.body, pending.sys_flag = await asyncio.to_thread(self.packer.compressed, body)
         last_broker = None
         for left in reversed(range(self.options.retries + 1)):
             target = await self._next_target(pending, last_broker)
@@ -335,19 +328,36 @@ class Sender(FastPath):
         pending.flush_group = self.in_flight.add(len(pending.body))
         pending.deferred = True
         self.deferred_counts[topic] = self.deferred_counts.get(topic, 0) + 1
+        if pending.uncompressed or self._compression.holds(topic):
+            self._compression.add(pending)
+        else:
+            self._session.spawn(self._first_attempt(pending))
+
+    def compressed(self, pending: PendingSend, body: bytes, sys_flag: int) -> None:
+        self.in_flight.byte_count += len(body) - len(pending.body)
+        pending.body = body
+        pending.sys_flag |= sys_flag
         self._session.spawn(self._first_attempt(pending))
 
+    def dropped(self, pending: PendingSend) -> None:
+        self._finish(pending, ClientClosed("the client was closed before the message was sent"))
+        self._end_deferral(pending)
+
     async def _first_attempt(self, pending: PendingSend) -> None:
-        # The time in which the application has blocked the loop does not count.
+        # The time in which the application has blocked the loop, or bodies were compressed, does
+        # not count.
         pending.deadline_ms = self.clock.monotonic_ms() + pending.timeout_ms
         try:
             await self._attempt(pending, None)
         finally:
-            count = self.deferred_counts[pending.topic] - 1
-            if count:
-                self.deferred_counts[pending.topic] = count
-            else:
-                del self.deferred_counts[pending.topic]
+            self._end_deferral(pending)
+
+    def _end_deferral(self, pending: PendingSend) -> None:
+        count = self.deferred_counts[pending.topic] - 1
+        if count:
+            self.deferred_counts[pending.topic] = count
+        else:
+            del self.deferred_counts[pending.topic]
 
     async def _attempt(self, pending: PendingSend, last_broker: str | None) -> None:
         """Write the request, to another broker than the last one if the queue is not given."""

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from penstock.errors import ClientClosed
@@ -38,6 +39,9 @@ CANCEL_SECONDS = 2.0
 POLL_SECONDS = 0.5
 """How often a waiting thread wakes up: Python handles a signal that arrives just before the wait
 only when the thread runs again."""
+
+SLICE_SECONDS = 0.005
+"""How long the loop runs calls of other threads before it serves its connections again."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -107,8 +111,13 @@ class LoopThread:
     def _run_calls(self) -> None:
         self._wakeup_scheduled = False
         calls = self._calls
+        until = monotonic() + SLICE_SECONDS
         while calls:
             calls.popleft()()
+            if calls and monotonic() >= until and not self._wakeup_scheduled:
+                self._wakeup_scheduled = True
+                self.loop.call_soon(self._run_calls)
+                break
 
     def _main(self) -> None:
         while True:

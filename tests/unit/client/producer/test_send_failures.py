@@ -1,17 +1,12 @@
 """The error of a send, and what does not count as one: denied sends, blocked loops, long bodies."""
 
-import asyncio
-import threading
-import zlib
-
 import pytest
 
-from penstock.client.messages import Message, SendStatus
+from penstock.client.messages import SendStatus
 from penstock.client.topic_routes import Route
 from penstock.clock import pause
 from penstock.errors import NoPermission, SendFailed
 from penstock.wire.codes import ResponseCode
-from tests.integration.loops import Frame
 from tests.unit.client.producer.sending_kit import FakeCluster
 from tests.unit.client.producer.test_sending import ORDER, run
 
@@ -67,43 +62,6 @@ def test_time_in_which_the_application_blocks_the_loop_is_not_part_of_the_timeou
         (frame,) = cluster["broker-a"].requests()
         cluster["broker-a"].answer(frame)
         assert (await sending).status is SendStatus.SEND_OK
-        await cluster.end()
-
-    run(body())
-
-
-def test_long_bodies_are_compressed_in_threads_and_sent_in_order() -> None:
-    async def body() -> None:
-        cluster = FakeCluster(queues=1)
-        sender = cluster.sender(compression="zlib")
-        first = sender.submit(ORDER)  # finds the route
-        await cluster.run_pending()
-        for frame in cluster["broker-a"].requests():
-            cluster["broker-a"].answer(frame)
-        await first
-        threads: set[str] = set()
-        packer = sender.packer
-        assert packer is not None
-        pack = packer.body
-
-        def noting(message: Message) -> tuple[bytes, int]:
-            threads.add(threading.current_thread().name)
-            return pack(message)
-
-        packer.body = noting  # type: ignore[method-assign]
-        bodies = [b"x" * 1_000_000, b"short", b"y" * 500_000, b"s"]
-        sends = [asyncio.ensure_future(sender.send(Message("Orders", b))) for b in bodies]
-        broker, frames = cluster["broker-a"], list[Frame]()
-        while len(frames) < len(bodies):
-            await asyncio.sleep(0)
-            frames += broker.requests()
-        assert [frame.body for frame in frames[1::2]] == [b"short", b"s"]
-        assert zlib.decompress(frames[0].body) == bodies[0]
-        assert zlib.decompress(frames[2].body) == bodies[2]
-        assert any(name.startswith("asyncio_") for name in threads)
-        for frame in frames:
-            broker.answer(frame)
-        assert all(receipt.status is SendStatus.SEND_OK for receipt in await asyncio.gather(*sends))
         await cluster.end()
 
     run(body())

@@ -232,6 +232,24 @@ def test_interrupt_during_the_wakeup_does_not_block_the_loop(
     thread.stop()
 
 
+def test_calls_of_other_threads_leave_time_for_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLICE_SECONDS", 0.0)
+    thread = LoopThread("test")
+    ready, order, done = threading.Event(), list[str](), threading.Event()
+
+    def first() -> None:
+        ready.wait(10)
+        order.append("first")
+        thread.loop.call_soon(order.append, "the loop's own")
+
+    for call in (first, lambda: order.append("second"), done.set):
+        thread.call_soon(call)
+    ready.set()
+    assert done.wait(10)
+    thread.stop()
+    assert order == ["first", "the loop's own", "second"]
+
+
 def test_call_after_stop_raises() -> None:
     thread, inner = LoopThread("test"), AsyncEcho()
     waiting = thread.submit(inner.wait)
