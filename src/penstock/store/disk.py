@@ -229,7 +229,7 @@ class Disk:
     def close_file(self, fd: int) -> None:
         os.close(fd)
 
-    def names(self, path: Path) -> list[str]:
+    def names(self, path: Path | str) -> list[str]:
         """Names in a directory, sorted; none if it does not exist."""
         try:
             return sorted(os.listdir(path))

@@ -12,6 +12,7 @@ cdef int _PUT_OK
 cdef int _ILLEGAL
 cdef int _NO_QUEUE
 cdef int _REFUSED
+cdef int _REPLAYED_MAX
 cdef int _TRANSACTION_MASK
 cdef int _PREPARED
 cdef int _ROLLBACK
@@ -41,6 +42,8 @@ cdef class StoreWriter:
     cdef public list dirty
     cdef public list arrived
     cdef public list to_preallocate
+    cdef list _replayed
+    cdef long long _replayed_count
     cdef dict _unconfirmed
     cdef BatchWalk _batch
     cdef readonly long long[::1] batch_offsets

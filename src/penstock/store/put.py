@@ -9,7 +9,7 @@ from array import array
 from penstock.errors import DiskFull, StoreError, WriteStopped
 from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
-from penstock.store.consumequeue.queue_files import last_real
+from penstock.store.consumequeue.queue_files import last_real, write_replayed
 from penstock.store.consumequeue.queue_table import QueueTable
 from penstock.store.disk import is_full
 from penstock.store.flusher import Flusher
@@ -37,6 +37,10 @@ _PUT_OK, _ILLEGAL, _NO_QUEUE, _REFUSED = PUT_OK, ILLEGAL, NO_QUEUE, REFUSED
 
 QUEUE_OFFSET_MAX = 1 << 56
 """More than any queue can have: the byte position would not fit a file name."""
+
+REPLAYED_MAX = 1_000_000
+"""How many entries recovery keeps in memory, so that it opens each queue's file once."""
+_REPLAYED_MAX = REPLAYED_MAX
 
 _TRANSACTION_MASK = 0x0C
 _PREPARED = 0x04
@@ -96,6 +100,9 @@ class StoreWriter:
         self.dirty: list[ConsumeQueue] = []
         self.arrived: list[ConsumeQueue] = []
         self.to_preallocate: list[ConsumeQueue | IndexFile] = []
+        # Replay: queues with entries that are not in their files yet, and the number of entries.
+        self._replayed: list[ConsumeQueue] = []
+        self._replayed_count: int = 0
         # Replay: per queue an entry that is accepted only if the queue's next record follows it.
         self._unconfirmed: dict[ConsumeQueue, Entry] = {}
         # The batch being stored: its walk, the physical offsets of its messages and their number
@@ -373,20 +380,33 @@ class StoreWriter:
                 code = stored.store_ms + queue.delay_ms
             if stored.queue_offset != queue.max_offset:
                 entry = (stored.queue_offset, stored.physical_offset, stored.size, code)
+                write_replayed(queue)
                 self._replay_elsewhere(queue, entry)
             else:
-                queue.append(stored.physical_offset, stored.size, code)
+                if queue.replayed is None:
+                    self._replayed.append(queue)
+                queue.add_replayed(stored.physical_offset, stored.size, code)
+                self._replayed_count += 1
                 if self._unconfirmed and queue in self._unconfirmed:
                     del self._unconfirmed[queue]
                     self.unplaced += 1
             if not queue.dirty:
                 queue.dirty = True
                 self.dirty.append(queue)
+        if self._replayed_count >= _REPLAYED_MAX:
+            self.write_replayed()
         if stored.store_ms > self.store_ms:
             self.store_ms = stored.store_ms
         if self.index is not None and transaction != _ROLLBACK:
             self._put_keys(stored.marks, queue, stored.physical_offset)
         return _PUT_OK
+
+    def write_replayed(self) -> None:
+        """Write the replayed entries to the queues' files, one queue after another."""
+        queues, self._replayed = self._replayed, []
+        self._replayed_count = 0
+        for queue in queues:
+            write_replayed(queue)
 
     def _replay_elsewhere(self, queue: ConsumeQueue, entry: Entry) -> None:
         """A record whose queue offset is not the queue's next one.
@@ -424,6 +444,7 @@ class StoreWriter:
 
     def fill(self, queue: ConsumeQueue, offset: int) -> None:
         """Fillers up to this queue offset, for messages that were lost to damage."""
+        write_replayed(queue)
         begin = queue.max_offset
         last = queue.entry(last_real(queue, begin))
         queue.fill_to(offset, last[0] + 1 if last is not None else 0)
@@ -432,6 +453,7 @@ class StoreWriter:
 
     def end_replay(self) -> None:
         """No more records follow: entries without a successor are accepted."""
+        self.write_replayed()
         unconfirmed, self._unconfirmed = self._unconfirmed, {}
         for queue, entry in unconfirmed.items():
             self._place(queue, entry)

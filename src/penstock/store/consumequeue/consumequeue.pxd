@@ -35,11 +35,15 @@ cdef class ConsumeQueue:
     cdef long long _mapped_to
     cdef long long _allocated
     cdef long long _preallocate_at
+    cdef public bytearray replayed
+    cdef public bint checked
     cdef list _unsynced
     cdef bint _names_changed
 
     @cython.locals(offset="long long", at="long long")
     cpdef long long append(self, long long physical_offset, int size, long long tags_code) except -1
+    cpdef int add_replayed(self, long long physical_offset, int size,
+                           long long tags_code) except -1
     cpdef int ready(self) except -1
     @cython.locals(high="long long", low="long long", middle="long long")
     cpdef long long visible_max(self, long long confirm_offset)

@@ -16,7 +16,7 @@ the mapping; the pool reads, syncs and allocates by name.
 
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from penstock.errors import StoreError
@@ -110,6 +110,10 @@ class ConsumeQueue:
         # Blocks are allocated up to this entry; at `_preallocate_at` the pool is asked for more.
         self._allocated: int = 0
         self._preallocate_at: int = 0
+        # Recovery: the last entries before `max_offset`, if they are not in the file yet, and
+        # whether `min_offset` is right and the files have nothing behind `max_offset`.
+        self.replayed: bytearray | None = None
+        self.checked: bool = False
         # Files that were unmapped and not synced since, and whether file names have changed
         # since the last sync of the directories.
         self._unsynced: list[int] = []
@@ -131,6 +135,22 @@ class ConsumeQueue:
             self._preallocate_at = _NEVER
             self.needs_blocks = True
         return offset
+
+    def add_replayed(self, physical_offset: int, size: int, tags_code: int) -> None:
+        """`append` for recovery: the entry is in memory until `queue_files.write_replayed`."""
+        if self.replayed is None:
+            self.replayed = bytearray()
+        self.replayed += _ENTRY.pack(physical_offset, size, tags_code)
+        self.max_offset += 1
+        self._end = physical_offset + size
+
+    def note_written(self, start: int) -> None:
+        """Recovery has checked or written a file without mapping it: the next `sync` syncs it."""
+        if start not in self.file_starts:
+            self.file_starts = sorted([*self.file_starts, start])
+            self._names_changed = True
+        if start not in self._unsynced:
+            self._unsynced.append(start)
 
     def ready(self) -> None:
         """Make sure that the next `append` needs nothing from the disk."""
@@ -286,7 +306,7 @@ class ConsumeQueue:
             data = self.read(offset, min(SCAN_ENTRIES, end - offset)) or b""
             if len(data) < layout.ENTRY_BYTES:
                 return None
-            for number, entry in enumerate(unpack_entries(data)):
+            for number, entry in enumerate(each_entry(data)):
                 if entry[1] != FILLER_SIZE:
                     return offset + number, entry
             offset += len(data) // layout.ENTRY_BYTES
@@ -524,4 +544,9 @@ def unpack_entry(data: bytes | bytearray) -> tuple[int, int, int] | None:
 
 def unpack_entries(data: bytes | bytearray) -> list[tuple[int, int, int]]:
     """(physical offset, size, tag hash) of each whole entry in these bytes."""
-    return list(_ENTRY.iter_unpack(data[: len(data) - len(data) % _ENTRY.size]))
+    return list(each_entry(data))
+
+
+def each_entry(data: bytes | bytearray) -> Iterator[tuple[int, int, int]]:
+    """`unpack_entries` where mostly the first ones are enough."""
+    return _ENTRY.iter_unpack(data[: len(data) - len(data) % _ENTRY.size])

@@ -5,15 +5,17 @@ The queue's positions are not known then: `max_offset` is moved up to what is re
 
 from penstock.store.consumequeue.consumequeue import (
     ALLOCATE_BYTES,
+    BLOCK_BYTES,
     FILLER_SIZE,
     ConsumeQueue,
-    unpack_entries,
+    each_entry,
     unpack_entry,
 )
 from penstock.store.segment import is_number
 from penstock.wire import layout
 
 _CHUNK_ENTRIES = ALLOCATE_BYTES // layout.ENTRY_BYTES
+_BLOCK_ENTRIES = BLOCK_BYTES // layout.ENTRY_BYTES
 
 
 def find_below(queue: ConsumeQueue, physical_offset: int) -> int:
@@ -56,12 +58,13 @@ def last_real(queue: ConsumeQueue, end: int) -> int:
 
 def count_below(queue: ConsumeQueue, physical_offset: int) -> int:
     """As `find_below`, but entry by entry, for queues with torn or damaged entries."""
-    last = -1
+    last, count = -1, _BLOCK_ENTRIES  # where there are many queues, most hold little
     end = queue.file_starts[0] if queue.file_starts else 0
     while end - end % queue.file_entries in queue.file_starts:
-        queue.max_offset = max(queue.max_offset, end + _CHUNK_ENTRIES)
-        data = queue.read(end, _CHUNK_ENTRIES) or b""
-        for offset, size, _ in unpack_entries(data):
+        queue.max_offset = max(queue.max_offset, end + count)
+        data = queue.read(end, count) or b""
+        count = _CHUNK_ENTRIES
+        for offset, size, _ in each_entry(data):
             if size != FILLER_SIZE:
                 if size <= 0 or not last < offset < physical_offset:
                     return end
@@ -81,6 +84,42 @@ def _is_below(queue: ConsumeQueue, offset: int, physical_offset: int) -> bool:
     return 0 <= place < physical_offset
 
 
+def write_replayed(queue: ConsumeQueue) -> None:
+    """Write the entries that recovery has in memory, where the file has other ones.
+
+    Mostly it has the same: a process that dies leaves its entries in the page cache. Raises
+    DiskFull.
+    """
+    data, queue.replayed = queue.replayed, None
+    size = layout.ENTRY_BYTES
+    offset = queue.max_offset - len(data or b"") // size
+    first = queue.checked or not queue.file_starts or offset == queue.file_starts[0]
+    while data:
+        start = offset - offset % queue.file_entries
+        piece = data[: (start + queue.file_entries - offset) * size]
+        path, at = queue.path(start), (offset - start) * size
+        if not queue.file_starts:
+            queue.disk.make_directory(queue.folder, durable=False)
+        fd = queue.disk.create(path, queue.file_entries * size)
+        try:
+            behind = at + len(piece)
+            found = queue.disk.read_at(fd, len(piece) + -behind % BLOCK_BYTES, at)
+            if found[: len(piece)] != piece:
+                queue.disk.allocate(fd, at, len(piece), path)
+                queue.disk.write(fd, memoryview(piece), at)
+            queue.checked = (
+                first
+                and found.count(0, len(piece)) == len(found) - len(piece)
+                and queue.disk.next_data(fd, behind + -behind % BLOCK_BYTES) < 0
+            )
+        finally:
+            queue.disk.close_file(fd)
+        queue.note_written(start)
+        del data[: len(piece)]
+        offset += len(piece) // size
+    queue.checked = queue.checked and queue.file_starts[len(queue.file_starts) - 1] < offset
+
+
 def has_data_from(queue: ConsumeQueue, offset: int) -> bool:
     """Whether anything was written at an entry's position or behind it."""
     last = queue.file_starts[len(queue.file_starts) - 1] if queue.file_starts else 0
@@ -91,12 +130,14 @@ def has_data_from(queue: ConsumeQueue, offset: int) -> bool:
         return False
     fd = queue.disk.open_to_read(queue.path(keep))
     try:
-        at = (offset - keep) * layout.ENTRY_BYTES
+        at, length = (offset - keep) * layout.ENTRY_BYTES, BLOCK_BYTES
         while at < queue.file_entries * layout.ENTRY_BYTES:
             at = queue.disk.next_data(fd, at)
             if at < 0:
                 return False
-            chunk = queue.disk.read_at(fd, ALLOCATE_BYTES, at)
+            # At first up to the block's end: the next one is often not allocated.
+            chunk = queue.disk.read_at(fd, length - at % length, at)
+            length = ALLOCATE_BYTES
             if chunk != bytes(len(chunk)):
                 return True
             at += len(chunk)

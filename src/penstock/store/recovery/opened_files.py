@@ -1,6 +1,7 @@
 """Opening the files of a store before recovery makes them consistent."""
 
 import os
+import string
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from penstock.wire.layout import ENTRY_BYTES
 
 QUEUE_ID_MAX = 1 << 20
 SCHEDULE_TOPIC = TOPIC_SCHEDULE.encode()
+
+_QUEUE_NAME_BYTES = (string.ascii_letters + string.digits + "%|-_+").encode()
+"""RocketMQ's characters of topics. Only retry topics of POP contain a plus."""
 
 Progress = Callable[[str, int, int], None]
 """Called with the phase, how much of it is done and how much there is."""
@@ -80,7 +84,7 @@ class OpenedFiles:
     def load_queues(self) -> None:
         """Find all queues; their positions are set later."""
         for topic in self.disk.names(self.paths.queues):
-            for queue_id in self.disk.names(self.paths.queues / topic):
+            for queue_id in self.disk.names(f"{self.paths.queues}/{topic}"):
                 if is_number(queue_id):
                     queue = self.add_queue(os.fsencode(topic), int(queue_id))
                     if queue is not None:
@@ -143,5 +147,4 @@ def is_queue_name(topic: bytes) -> bool:
     """Whether a topic can be a directory's name: RocketMQ's characters, and not too long."""
     if not 0 < len(topic) <= 255:
         return False
-    # Only retry topics of POP contain a plus.
-    return all(c in b"%|-_+" or 48 <= c <= 57 or 65 <= c <= 90 or 97 <= c <= 122 for c in topic)
+    return not topic.translate(None, _QUEUE_NAME_BYTES)

@@ -8,9 +8,10 @@ After a crash:
 
 1. Choose S, the newest segment start whose first record is not younger than the checkpoint.
    Everything before S is on the disk: log, queue entries and index entries.
-2. Truncate queues and index to records below S.
+2. Truncate the index to records below S, and find the entry of each queue where S begins.
 3. Walk the log from S, check each record and dispatch it again: the record itself names the queue
-   offset of its entry, so it does not matter what a power cut left behind.
+   offset of its entry, so it does not matter what a power cut left behind. Queue entries are
+   collected, then written queue by queue where the files differ, and what follows them is zeroed.
 4. Where no valid record is found, `damage` decides. Damage inside the log is reported and skipped:
    the bytes stay, fillers stand for the lost queue entries. Otherwise the log is truncated there:
    the rest is saved (`log_tail`) and zeroed, and later segments are deleted. (If stale bytes
@@ -90,18 +91,20 @@ class Recovery(OpenedFiles):
         if begin is None:
             begin = self._start_after_crash(ours=ours) if crashed else self._dispatched_end()
         cut = crashed or rebuild_from is not None
-        if begin is None or (cut and not self._truncate_queues(writer, begin)):
+        if begin is None or (cut and not self._position_queues(begin)):
             end = self._replay_all(writer)
         else:
             end = self._replay(writer, begin)
             if writer.gaps and begin > self.segments.first:
                 end = self._replay_all(writer)
+        self._cut_queues(writer)
         self._truncate_log(end)
         if snapshot is not None:
             self._restore_ends(writer, snapshot)
         for queue in self.queues.rows:
             queue.hot_from = queue.max_offset
-            queue.correct_min(self.segments.first)
+            if not queue.checked:
+                queue.correct_min(self.segments.first)
         self.mapped_queues.unmap_all()
         self._finish_removal()
         return self.report
@@ -116,7 +119,7 @@ class Recovery(OpenedFiles):
         writer.gaps = writer.unplaced = 0
         for queue in self.queues.rows:
             queue.close()
-        self._truncate_queues(writer, self.segments.first)
+        self._position_queues(self.segments.first)
         return self._replay(writer, self.segments.first)
 
     def _start_after_crash(self, *, ours: bool) -> int:
@@ -287,11 +290,11 @@ class Recovery(OpenedFiles):
                 return segment.start
         return self.segments.first
 
-    def _truncate_queues(self, writer: StoreWriter, begin: int) -> bool:
-        """Keep only queue and index entries of records below `begin`.
+    def _position_queues(self, begin: int) -> bool:
+        """Continue queues and index behind their entries of records below `begin`.
 
-        The truncation is synced later, before a checkpoint or a deletion relies on it; until then
-        the next start truncates again. False if a queue's last entry does not match its record.
+        What a queue's files have behind them stays until the end of the replay, because mostly it
+        is the same. False if a queue's last entry does not match its record.
         """
         total = len(self.queues.rows)
         for done, queue in enumerate(self.queues.rows):
@@ -299,21 +302,36 @@ class Recovery(OpenedFiles):
             queue_files.close_gaps(queue, begin)
             queue.min_offset = queue.file_starts[0] if queue.file_starts else 0
             queue.max_offset = queue.min_offset
-            kept = queue_files.find_below(queue, begin)
-            queue.max_offset = max(queue.max_offset, kept)
-            if begin == self.segments.first or not self._last_entry_matches(queue, kept):
+            queue.checked = False
+            if begin == self.segments.first:
                 kept = queue_files.count_below(queue, begin)
+            else:
+                kept = queue_files.find_below(queue, begin)
                 queue.max_offset = max(queue.max_offset, kept)
-                if begin > self.segments.first and not self._last_entry_matches(queue, kept):
-                    return False
-            if queue_files.has_data_from(queue, kept):
-                queue.cut(kept)
-                writer.mark_dirty(queue)
+                if not self._last_entry_matches(queue, kept):
+                    kept = queue_files.count_below(queue, begin)
+                    queue.max_offset = max(queue.max_offset, kept)
+                    if not self._last_entry_matches(queue, kept):
+                        return False
             queue.max_offset = kept
         if self.config.index_enabled:
             self._progress("index", 0, 1)
             self.index.cut(begin)
         return True
+
+    def _cut_queues(self, writer: StoreWriter) -> None:
+        """Remove what the files have behind the last entry of each queue.
+
+        That is synced later, before a checkpoint or a deletion relies on it; until then the next
+        start does it again.
+        """
+        total = len(self.queues.rows)
+        for done, queue in enumerate(self.queues.rows):
+            self._progress("queues", done, total)
+            if not queue.checked and queue_files.has_data_from(queue, queue.max_offset):
+                queue.cut(queue.max_offset)
+                writer.mark_dirty(queue)
+        self._progress("queues", total, total)
 
     def _replay(self, writer: StoreWriter, begin: int) -> int:
         """Walk and dispatch the log from `begin`; returns where it ends."""

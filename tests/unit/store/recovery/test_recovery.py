@@ -1,5 +1,6 @@
 """Start-up: from files in any state to a log, queues and an index that agree."""
 
+import os
 import shutil
 import struct
 from pathlib import Path
@@ -188,6 +189,41 @@ def test_nothing_is_lost_after_a_crash(stores: StoreFixture, append_by: str) -> 
     fill(store, 5, first=30)
     stores.crash(store)
     assert_messages(stores.open(append_by=append_by), 35)
+
+
+def test_recovery_opens_each_queue_file_a_few_times_and_leaves_what_is_right(
+    stores: StoreFixture,
+) -> None:
+    """However the messages of many queues alternate in the log."""
+    queues, messages = 12, 8
+    store = stores.open(queues_mapped_max=2)
+    for n in range(queues * messages):
+        put(store, record(b"%d" % n, queue_id=n % queues))
+    flush(store)
+    stores.crash(store)
+
+    class Writes(WatchedDisk):
+        writes = 0
+
+        def write(self, fd: int, data: memoryview, at: int) -> None:
+            path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+            self.writes += store.paths.queues in path.parents
+            super().write(fd, data, at)
+
+    disk = Writes()
+    store = stores.open(disk, queues_mapped_max=2)
+    assert store.report.records == queues * messages
+    for queue_id in range(queues):
+        assert bodies(store, queue_id=queue_id) == [
+            b"%d" % n for n in range(queue_id, queues * messages, queues)
+        ]
+    folder = store.paths.queues / "t" / "0"
+    assert len([path for path in disk.opened if path.parent == folder]) < messages
+    assert disk.writes == 0
+    store.tick(NOW_MS + 10_000)
+    assert {path.parent.name for path in disk.synced if path.parents[1] == folder.parent} == {
+        str(queue_id) for queue_id in range(queues)
+    }, "the process that died may not have synced them"
 
 
 def test_recovery_does_not_read_the_space_behind_the_log(stores: StoreFixture) -> None:
