@@ -374,7 +374,7 @@ class StoreWriter:
             return _NO_QUEUE
         transaction = stored.sys_flag & _TRANSACTION_MASK
         stored.scan()
-        if transaction != _PREPARED and transaction != _ROLLBACK:
+        if transaction != _PREPARED and transaction != _ROLLBACK and not queue.complete:
             code = stored.marks.tags_code()
             if queue.delay_ms >= 0:
                 code = stored.store_ms + queue.delay_ms

@@ -37,6 +37,7 @@ cdef class ConsumeQueue:
     cdef long long _preallocate_at
     cdef public bytearray replayed
     cdef public bint checked
+    cdef public bint complete
     cdef list _unsynced
     cdef bint _names_changed
 

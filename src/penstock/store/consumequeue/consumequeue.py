@@ -114,6 +114,8 @@ class ConsumeQueue:
         # whether `min_offset` is right and the files have nothing behind `max_offset`.
         self.replayed: bytearray | None = None
         self.checked: bool = False
+        # Recovery: whether the queue has all its entries, and the replay adds none.
+        self.complete: bool = False
         # Files that were unmapped and not synced since, and whether file names have changed
         # since the last sync of the directories.
         self._unsynced: list[int] = []

@@ -1,7 +1,8 @@
 """Recovery at start-up: from files in any state to a consistent log, queues and index.
 
 After a clean shutdown (no `abort`) the snapshot says where the log and each queue end, and a look
-at the log's end confirms it; queue files are not even opened. Without a snapshot (an Apache store)
+at the log's end confirms it; queue files are not even opened. Queues whose files are not as they
+were are rebuilt, and only these. Without a snapshot (an Apache store)
 the queues tell how far the log was dispatched, and the rest is replayed.
 
 After a crash:
@@ -61,6 +62,8 @@ class Recovery(OpenedFiles):
         self._durable_to = 0
         # Topics that another program deleted since the clean shutdown.
         self._deleted: set[str] = set()
+        # Queues whose files are not as they were at the clean shutdown.
+        self._damaged: list[ConsumeQueue] = []
 
     def run(self, writer: StoreWriter, *, crashed: bool, ours: bool) -> Report:
         """Make log, queues and index consistent. `ours`: Penstock wrote the checkpoint."""
@@ -72,55 +75,70 @@ class Recovery(OpenedFiles):
         if not ours:
             self.refuse_other_sizes()
         snapshot = self._read_snapshot()
-        rebuild_from = None
         if snapshot is not None and not crashed:
-            rebuild_from = self._resume(snapshot, short_index=short_index)
-            if rebuild_from is None:
-                self._finish_removal()
-                return self.report
-        if rebuild_from is not None:
-            self._begin_rebuild()
-        # Files are written from here on: a crash meanwhile must not look like a clean shutdown.
-        if not crashed:  # else it says which system opened the store; the next recovery needs that
-            mark_open(self.disk, self.paths)
-        self.load_queues()
-        for queue in self.queues.rows:
-            if self.removal.end_of(queue.topic) > 0:
-                queue_files.drop_files_of(queue, self.removal.end_of(queue.topic))
-        begin = rebuild_from
-        if begin is None:
+            begin = self._resume(snapshot, short_index=short_index)
+            if begin is not None:
+                self._rebuild(writer, begin, snapshot)
+        else:
+            # Files are written from here on: a crash meanwhile must not look like a clean shutdown.
+            # `abort` also says which system opened the store, and the next recovery needs that.
+            if not crashed:
+                mark_open(self.disk, self.paths)
+            self.load_queues()
+            self._drop_removed(self.queues.rows)
             begin = self._start_after_crash(ours=ours) if crashed else self._dispatched_end()
-        cut = crashed or rebuild_from is not None
-        if begin is None or (cut and not self._position_queues(begin)):
-            end = self._replay_all(writer)
+            self._recover(writer, self.queues.rows, begin, snapshot, position=crashed)
+        self.removal.finish_recovery(log_begin=self.segments.first, log_end=self.report.log_end)
+        return self.report
+
+    def _recover(
+        self,
+        writer: StoreWriter,
+        queues: list[ConsumeQueue],
+        begin: int | None,
+        snapshot: Snapshot | None,
+        *,
+        position: bool,
+    ) -> None:
+        """Replay the log from `begin`, or all of it if that is None or these queues contradict it.
+
+        Unless their positions are known (`position` false) they are found in the files.
+        """
+        if begin is None or (position and not self._position(queues, begin)):
+            end = self._replay_all(writer, queues)
         else:
             end = self._replay(writer, begin)
             if writer.gaps and begin > self.segments.first:
-                end = self._replay_all(writer)
-        self._cut_queues(writer)
+                end = self._replay_all(writer, queues)
+        self._cut_queues(writer, queues)
         self._truncate_log(end)
         if snapshot is not None:
             self._restore_ends(writer, snapshot)
-        for queue in self.queues.rows:
+        for queue in queues:
             queue.hot_from = queue.max_offset
             if not queue.checked:
                 queue.correct_min(self.segments.first)
         self.mapped_queues.unmap_all()
-        self._finish_removal()
-        return self.report
 
-    def _finish_removal(self) -> None:
-        self.removal.finish_recovery(log_begin=self.segments.first, log_end=self.report.log_end)
+    def _drop_removed(self, queues: list[ConsumeQueue]) -> None:
+        """Delete the files of deleted topics whose names are in use again."""
+        for queue in queues:
+            if self.removal.end_of(queue.topic) > 0:
+                queue_files.drop_files_of(queue, self.removal.end_of(queue.topic))
 
-    def _replay_all(self, writer: StoreWriter) -> int:
-        """Queues contradict the log: rebuild queues and index from all of it."""
+    def _replay_all(self, writer: StoreWriter, queues: list[ConsumeQueue]) -> int:
+        """Queues contradict the log: rebuild them and the index from all of it."""
+        self._forget_checkpoint()
+        writer.gaps = writer.unplaced = 0
+        for queue in queues:
+            queue.close()
+        self._position(queues, self.segments.first)
+        return self._replay(writer, self.segments.first)
+
+    def _forget_checkpoint(self) -> None:
+        """Files are rebuilt: a crash meanwhile must begin at the log's begin."""
         self.checkpoint = Checkpoint(confirm_offset=self.checkpoint.confirm_offset)
         write_checkpoint(self.disk, self.paths, self.checkpoint)
-        writer.gaps = writer.unplaced = 0
-        for queue in self.queues.rows:
-            queue.close()
-        self._position_queues(self.segments.first)
-        return self._replay(writer, self.segments.first)
 
     def _start_after_crash(self, *, ours: bool) -> int:
         """Where the checkpoint says to begin. Beyond what all parts have reached it is void: what
@@ -157,6 +175,7 @@ class Recovery(OpenedFiles):
             suspects = check.changed(row)
             queue.resume(row.first, row.files, row.low, row.high)
             if suspects is None or not all(self._is_written(queue, last) for last in suspects):
+                self._damaged.append(queue)
                 self.report.add_rebuilt(f"consumequeue/{row.topic}/{row.queue_id}")
                 begin = min(begin, self._rebuild_from(queue, row, snapshot.log_end))
         bad = find_bad_index_file(snapshot, self.index, short_index)
@@ -192,13 +211,24 @@ class Recovery(OpenedFiles):
             return self.segments.first
         return max(entry[0] + entry[1], self.segments.first)
 
-    def _begin_rebuild(self) -> None:
-        """Files of a store that was closed are rebuilt: a crash meanwhile must begin at the log's
-        begin, whatever the checkpoint says."""
-        self.checkpoint = Checkpoint(confirm_offset=self.checkpoint.confirm_offset)
-        write_checkpoint(self.disk, self.paths, self.checkpoint)
+    def _rebuild(self, writer: StoreWriter, begin: int, snapshot: Snapshot) -> None:
+        """Rebuild damaged queues and the index of a store that was closed.
+
+        The other queues keep the positions of the snapshot: the cost does not depend on how many
+        they are.
+        """
+        self._forget_checkpoint()
+        mark_open(self.disk, self.paths)  # a crash meanwhile must not look like a clean shutdown
         for queue in self.queues.rows:
+            queue.complete = True
+        for queue in self._damaged:
+            queue.complete = False
             queue.resume(0, 0, 0, 0)
+            queue.load()
+        self._drop_removed(self._damaged)
+        self._recover(writer, self._damaged, begin, snapshot, position=True)
+        for queue in self.queues.rows:
+            queue.complete = False
 
     def _restore_ends(self, writer: StoreWriter, snapshot: Snapshot) -> None:
         """A queue never ends before its end at the shutdown: offsets are not used again."""
@@ -290,14 +320,14 @@ class Recovery(OpenedFiles):
                 return segment.start
         return self.segments.first
 
-    def _position_queues(self, begin: int) -> bool:
+    def _position(self, queues: list[ConsumeQueue], begin: int) -> bool:
         """Continue queues and index behind their entries of records below `begin`.
 
         What a queue's files have behind them stays until the end of the replay, because mostly it
         is the same. False if a queue's last entry does not match its record.
         """
-        total = len(self.queues.rows)
-        for done, queue in enumerate(self.queues.rows):
+        total = len(queues)
+        for done, queue in enumerate(queues):
             self._progress("queues", done, total)
             queue_files.close_gaps(queue, begin)
             queue.min_offset = queue.file_starts[0] if queue.file_starts else 0
@@ -319,14 +349,14 @@ class Recovery(OpenedFiles):
             self.index.cut(begin)
         return True
 
-    def _cut_queues(self, writer: StoreWriter) -> None:
+    def _cut_queues(self, writer: StoreWriter, queues: list[ConsumeQueue]) -> None:
         """Remove what the files have behind the last entry of each queue.
 
         That is synced later, before a checkpoint or a deletion relies on it; until then the next
         start does it again.
         """
-        total = len(self.queues.rows)
-        for done, queue in enumerate(self.queues.rows):
+        total = len(queues)
+        for done, queue in enumerate(queues):
             self._progress("queues", done, total)
             if not queue.checked and queue_files.has_data_from(queue, queue.max_offset):
                 queue.cut(queue.max_offset)

@@ -126,6 +126,21 @@ def test_a_truncated_queue_is_rebuilt_from_its_last_entry_on(stores: StoreFixtur
     assert_all(store)
 
 
+def test_rebuilding_a_queue_opens_no_file_of_the_others(stores: StoreFixture) -> None:
+    store = stores.open()
+    fill(store)
+    stores.close(store)
+    shutil.rmtree(store.paths.queues / "t" / "1")
+    disk = WatchedDisk()
+    store = stores.open(disk)
+    folders = {path.parent for path in disk.opened if store.paths.queues in path.parents}
+    assert folders == {store.paths.queues / "t" / "1"}
+    assert store.report.rebuilt == ["consumequeue/t/1"]
+    assert_all(store)
+    fill(store, 4, first=COUNT)
+    assert_all(store, COUNT + 4)
+
+
 def test_a_crash_during_the_rebuild_is_safe(stores: StoreFixture) -> None:
     store = stores.open()
     fill(store)
