@@ -4,9 +4,11 @@ All file access goes through a `Disk`, so that tests can replace it by a faulty 
 change names (`create`, `rename`, `unlink`) are durable only after `sync_directory`.
 """
 
+import ctypes
 import errno
 import mmap
 import os
+import platform
 import resource
 import sys
 from collections.abc import Callable
@@ -22,6 +24,7 @@ POOL_THREADS = 4
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FAILURES = (errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE)
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 T = TypeVar("T")
 
@@ -38,6 +41,12 @@ def disk_failure(error: Exception) -> StoreError | None:
     if is_full(error):
         return DiskFull(f"no space for {error.filename}" if error.filename else "the disk is full")
     return ReadFailed(f"the disk failed: {error}") if error.errno in _FAILURES else None
+
+
+def _syncfs_reports_errors() -> bool:
+    """Whether `syncfs` fails if the file system could not write something: from Linux 5.8 on."""
+    version = [int(part) for part in platform.release().split(".")[:2] if part.isdigit()]
+    return sys.platform == "linux" and version >= [5, 8] and hasattr(_LIBC, "syncfs")
 
 
 class Space(NamedTuple):
@@ -63,6 +72,7 @@ class Disk:
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
+        self._filesystem = -1  # a directory of it; reports the errors since it was opened
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":
         """Run work that may wait for the disk in the pool; at once if threads are off."""
@@ -82,6 +92,9 @@ class Disk:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
+        if self._filesystem >= 0:
+            os.close(self._filesystem)
+            self._filesystem = -1
 
     @property
     def directory_mode(self) -> int:
@@ -209,6 +222,19 @@ class Disk:
             self.sync(fd)
         finally:
             self.close_file(fd)
+
+    def watch_filesystem(self, path: Path) -> None:
+        """Let `sync_filesystem` sync the file system of this directory; before it is written."""
+        if self._filesystem < 0 and _syncfs_reports_errors():
+            self._filesystem = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def sync_filesystem(self) -> bool:
+        """Sync all files and directories of the file system, those of others too.
+
+        False if they may not be durable: the caller then syncs its own one by one, and only their
+        errors count.
+        """
+        return self._filesystem >= 0 and _LIBC.syncfs(self._filesystem) == 0
 
     def sync_directory(self, path: Path) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -98,6 +98,7 @@ class MessageStore:
         disk, paths, config = self.disk, self.paths, self.config
         for folder in (paths.log, paths.queues, paths.config):
             disk.make_directory(folder)
+        disk.watch_filesystem(paths.queues)
         sizes_known = check_sizes(disk, paths, config)
         self._recovery = recovery = Recovery(disk, paths, config, progress)
         crashed = paths.abort.exists()

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from penstock.config import StoreConfig
+from penstock.store.consumequeue import consumequeue
 from penstock.store.disk import Disk
 from penstock.store.put import PUT_OK
 from penstock.store.store import MessageStore
 from penstock.wire.record import Record
 from tests.depth import rounds
-from tests.unit.store.conftest import NOW_MS, bodies
+from tests.unit.store.conftest import NOW_MS, WatchedDisk, bodies, put, record
 
 PER_TOPIC = 8
 TOPICS = rounds(ci=2_000, proof=20_000) // PER_TOPIC
@@ -127,3 +128,40 @@ def _check_generations(root: Path) -> None:
         assert bodies(third, f"t{topic}", topic % PER_TOPIC) == [b"first", b"second"]
     assert all(queue.max_offset == 2 for queue in third.queues.rows)
     third.close()
+
+
+@pytest.mark.parametrize("synced", [True, False], ids=["together", "one by one"])
+def test_many_changed_queues_are_synced_together(
+    tmp_path: Path, synced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless that fails: then each is, so that an error of another program's file is no error."""
+    monkeypatch.setattr(consumequeue, "SYNC_SINGLY_MAX", 3)
+    disk = WatchedDisk()
+    calls = []
+
+    def sync_filesystem() -> bool:
+        calls.append(1)
+        return synced
+
+    monkeypatch.setattr(disk, "sync_filesystem", sync_filesystem)
+    store = MessageStore(tmp_path, CONFIG, disk=disk, now_ms=NOW_MS)
+    for number in range(4):
+        put(store, record(topic=f"t{number}"))
+    store.tick(NOW_MS + 10_000)
+    wanted = {tmp_path / "consumequeue" / f"t{number}" / "0" for number in range(4)}
+    assert {path.parent for path in disk.synced} & wanted == (set() if synced else wanted)
+    assert len(calls) == 1
+    disk.synced.clear()
+    put(store, record(topic="t0"))
+    store.tick(NOW_MS + 20_000)
+    assert len(calls) == 1
+    assert {path.parent for path in disk.synced} & wanted == {tmp_path / "consumequeue/t0/0"}
+    store.close()
+
+
+def test_the_file_system_is_synced(tmp_path: Path) -> None:
+    disk = Disk()
+    assert not disk.sync_filesystem(), "which one is not known"
+    disk.watch_filesystem(tmp_path)
+    assert disk.sync_filesystem()
+    disk.close()
