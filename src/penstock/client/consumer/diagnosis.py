@@ -7,6 +7,7 @@ Each topic from which no message has come is checked, from the route down to the
     lock            another member has locked our queues
     paused          by the application
     busy            flow control: too many messages are not handled yet
+    pull            pulls fail: the broker is unreachable, or refuses them
     subscription    members of the group have different subscriptions
     filter          there are messages, and none matches our tags or SQL expression
     idle            there are no new messages in our queues
@@ -176,6 +177,7 @@ class Diagnosis:
             return self._no_queue(allocation)
         return (
             self._waiting(topic, process_queues)
+            or self._failing(topic, process_queues)
             or await self._different(subscription, allocation)
             or self._unfit(subscription, process_queues)
             or self._idle(topic, process_queues)
@@ -235,6 +237,18 @@ class Diagnosis:
                 " (in the first of its queues)",
             )
         return None
+
+    def _failing(self, topic: str, process_queues: list[ProcessQueue]) -> Reason | None:
+        """Why our queues can't be pulled."""
+        failing = [one for one in process_queues if one.pull_failure is not None]
+        if not failing:
+            return None
+        return Reason(
+            topic,
+            "pull",
+            f"pulls from {len(failing)} of our {len(process_queues)} queues of"
+            f" {self._without_namespace(topic)} fail: {failing[0].pull_failure}",
+        )
 
     def _no_locks(self, locks: LockView, topic: str, process_queues: list[ProcessQueue]) -> Reason:
         locks_text = (

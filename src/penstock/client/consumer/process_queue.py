@@ -51,6 +51,7 @@ class ProcessQueue:
         self.next_offset = offset  # offset of the next pull
         self.end_offset = -1  # the broker's max offset, from its last response; -1: none yet
         self.last_pull_ms = 0  # time of day of the last pull
+        self.pull_failure: str | None = None  # why the last pull has failed
         self.dropped = False  # no longer assigned; never reset
         self.paused = False  # by the application
         self.count = 0  # messages that are not finished

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from penstock.client.client_session import Session
 from penstock.client.consumer.process_queue import ProcessQueue, queue_text
 from penstock.client.consumer.subscription import Subscription
+from penstock.client.messages import MessageQueue
 from penstock.client.received_message import BadRecord, ReceivedMessage, decode_records
 from penstock.client.topic_routes import MASTER_ID
 from penstock.clock import pause
@@ -106,24 +107,38 @@ async def pull(peer: Peer, fields: Mapping[str, str], *, timeout_ms: int) -> Pul
 
 
 class PullFailures:
-    """Logs each failure of a broker once for all its queues."""
+    """Logs each failure of a broker once for all its queues, until all of them can be pulled."""
 
     def __init__(self) -> None:
         self._logged: dict[str, set[str]] = {}  # by broker name
+        self._failing: dict[str, set[MessageQueue]] = {}  # by broker name
 
     def report(self, process_queue: ProcessQueue, error: PenstockError) -> None:
-        """Log a failed pull."""
-        logged = self._logged.setdefault(process_queue.queue.broker_name, set())
+        """A pull has failed: log it, and note it for `explain`."""
+        queue = process_queue.queue
+        process_queue.pull_failure = error.remark()
+        self._failing.setdefault(queue.broker_name, set()).add(queue)
+        logged = self._logged.setdefault(queue.broker_name, set())
         if str(error) not in logged and len(logged) < LOGGED_FAILURES_MAX:
             logged.add(str(error))
-            log.warning(
-                "%s: pull failed, retrying: %s", queue_text(process_queue.queue), error.remark()
-            )
+            log.warning("%s: pull failed, retrying: %s", queue_text(queue), error.remark())
 
     def clear(self, process_queue: ProcessQueue) -> None:
         """A pull has succeeded."""
-        if self._logged and self._logged.pop(process_queue.queue.broker_name, None) is not None:
+        if process_queue.pull_failure is not None and self.forget(process_queue):
             log.info("%s: pulls succeed again", queue_text(process_queue.queue))
+
+    def forget(self, process_queue: ProcessQueue) -> bool:
+        """A queue does not fail any more, or is not pulled any more; whether it was the last one of
+        its broker that has failed."""
+        process_queue.pull_failure = None
+        broker = process_queue.queue.broker_name
+        failing = self._failing.get(broker, set())
+        failing.discard(process_queue.queue)
+        if not failing:
+            self._failing.pop(broker, None)
+            self._logged.pop(broker, None)
+        return not failing
 
 
 class Puller:
@@ -171,20 +186,27 @@ class Puller:
 
     async def run(self) -> None:
         """Pull until the queue is dropped."""
+        try:
+            while not self._process_queue.dropped:
+                await self._pull_once()
+        finally:
+            self._failures.forget(self._process_queue)
+
+    async def _pull_once(self) -> None:
+        """Pull, or wait until that is possible."""
         process_queue, clock = self._process_queue, self._session.clock
-        while not process_queue.dropped:
-            if process_queue.paused or process_queue.full is not None:
-                await self._wait()
-                continue
-            if self._may_pull is not None and not self._may_pull(process_queue):
-                await pause(clock, LOCK_MS)
-                continue
-            try:
-                answer = await self._pull()
-                if not process_queue.dropped:
-                    await self._handle_answer(answer)
-            except PenstockError as error:
-                await self._handle_failure(error)
+        if process_queue.paused or process_queue.full is not None:
+            await self._wait()
+            return
+        if self._may_pull is not None and not self._may_pull(process_queue):
+            await pause(clock, LOCK_MS)
+            return
+        try:
+            answer = await self._pull()
+            if not process_queue.dropped:
+                await self._handle_answer(answer)
+        except PenstockError as error:
+            await self._handle_failure(error)
 
     async def _wait(self) -> None:
         process_queue = self._process_queue

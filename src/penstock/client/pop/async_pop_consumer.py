@@ -14,8 +14,10 @@ from penstock.client.client_options import takes_options
 from penstock.client.client_session import MemberResponse, Session
 from penstock.client.consumer.dispatch.handlers import Function, Handlers
 from penstock.client.consumer.subscription import Subscription
+from penstock.client.handler_failures import HandlerFailures
 from penstock.client.lifetime import Lifetime
 from penstock.client.pop.ack_client import PopAckClient
+from penstock.client.pop.pop_diagnosis import PopDiagnosis
 from penstock.client.pop.pop_handlers import PopHandlerRunner
 from penstock.client.pop.pop_options import PopConsumerOptions, check_invisible_ms
 from penstock.client.pop.pop_source import PopLimits, PopSource
@@ -53,6 +55,14 @@ class AsyncPopConsumer(Lifetime):
             from_first=options.start_at == "first",
         )
         self._handlers = Handlers()
+        self._failures = HandlerFailures(self._session.clock)
+        self._diagnosis = PopDiagnosis(
+            self._session,
+            self._group,
+            self._source,
+            self._failures,
+            from_first=options.start_at == "first",
+        )
         self._runner: PopHandlerRunner | None = None
         self._turn = 0
         self._buffered: deque[ReceivedMessage] = deque()  # popped and not returned yet
@@ -123,6 +133,11 @@ class AsyncPopConsumer(Lifetime):
         """Change the invisible time, counted from now; 1 ms returns the message to the group."""
         await self._acks.extend(receipt_of(message), check_invisible_ms(invisible_ms))
 
+    async def explain(self) -> list[str]:
+        """Why no messages are received, by topic, and the failures of handlers."""
+        self._session.check_alive()
+        return await self._diagnosis.explain()
+
     # --- handlers
 
     def on(
@@ -157,6 +172,7 @@ class AsyncPopConsumer(Lifetime):
             self._acks,
             self._handlers,
             self._options,
+            self._failures,
         )
         try:
             await self._runner.run()

@@ -84,6 +84,7 @@ class PopHandlerRunner:
         acks: PopAckClient,
         handlers: Handlers,
         options: PopConsumerOptions,
+        failures: HandlerFailures,
     ) -> None:
         self._session = session
         self._group = group
@@ -92,7 +93,7 @@ class PopHandlerRunner:
         self._handlers = handlers
         self._options = options
         self._send_back = SendBack(session, group, retries_max=options.retries_max)
-        self._failures = HandlerFailures(session.clock)
+        self._failures = failures
         self._slots = asyncio.Semaphore(options.concurrency)
         self._threads: HandlerThreads[_Job] | None = None
         self._held: dict[ReceivedMessage, _HeldMessage] = {}
@@ -161,6 +162,7 @@ class PopHandlerRunner:
         """Pop from one target while fewer than `messages_max` messages are held."""
         options, clock = self._options, self._session.clock
         below_limit = self._below_limit.setdefault(target, asyncio.Event())
+        failure = ""  # of the last pop
         while True:
             free = options.messages_max - self._counts[target]
             if free <= 0:
@@ -172,15 +174,18 @@ class PopHandlerRunner:
             try:
                 messages = await self._source.pop(target, request)
             except PenstockError as error:
-                log.warning(
-                    "%s: pop of topic %s at broker %s failed: %s",
-                    self._group,
-                    target.topic,
-                    target.broker_name,
-                    error,
-                )
+                if str(error) != failure:  # repeated failures are logged once
+                    failure = str(error)
+                    log.warning(
+                        "%s: pop of topic %s at broker %s failed, retrying: %s",
+                        self._group,
+                        target.topic,
+                        target.broker_name,
+                        error.remark(),
+                    )
                 await pause(clock, RETRY_MS)
                 continue
+            failure = ""
             if messages:
                 self._start_handling(target, messages)
             elif clock.monotonic_ms() - sent_ms < EMPTY_MS:

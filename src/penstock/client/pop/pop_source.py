@@ -54,6 +54,10 @@ class PopSource:
         self._abandoned: defaultdict[PopTarget, list[asyncio.Task[list[ReceivedMessage]]]]
         self._abandoned = defaultdict(list)
         self._attempts: dict[PopTarget, str] = {}
+        self.failing: dict[PopTarget, str] = {}
+        """Why the last pop of a target has failed."""
+        self.received: dict[str, int] = {}
+        """Messages of each topic that brokers have responded for."""
 
     async def targets(self) -> list[PopTarget]:
         """All targets of the subscribed topics; raises NoRoute if no topic has a route."""
@@ -91,7 +95,7 @@ class PopSource:
             found = [message for message in found if receipt_of(message).visible_ms > now_ms]
             if found:
                 return found
-        popping = asyncio.ensure_future(self._pop(target, request))
+        popping = asyncio.ensure_future(self._noted_pop(target, request))
         popping.add_done_callback(_mark_retrieved)
         try:
             return await asyncio.shield(popping)
@@ -125,6 +129,17 @@ class PopSource:
         for task in abandoned:
             task.cancel()
         await asyncio.gather(*abandoned, return_exceptions=True)
+
+    async def _noted_pop(self, target: PopTarget, request: PopLimits) -> list[ReceivedMessage]:
+        """As `_pop`; notes the outcome for `explain`."""
+        try:
+            found = await self._pop(target, request)
+        except PenstockError as error:
+            self.failing[target] = error.remark()
+            raise
+        self.failing.pop(target, None)
+        self.received[target.topic] = self.received.get(target.topic, 0) + len(found)
+        return found
 
     async def _pop(self, target: PopTarget, request: PopLimits) -> list[ReceivedMessage]:
         session, subscription = self._session, self.subscriptions[target.topic]

@@ -58,3 +58,4 @@ class PopConsumer(SyncHandlerClient[AsyncPopConsumer]):
     receive = blocking(AsyncPopConsumer.receive)
     ack = blocking(AsyncPopConsumer.ack)
     extend = blocking(AsyncPopConsumer.extend)
+    explain = blocking(AsyncPopConsumer.explain)

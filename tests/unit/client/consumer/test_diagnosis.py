@@ -248,3 +248,20 @@ def test_each_reason_is_logged_once_until_it_changes(caplog: pytest.LogCaptureFi
         await one.session.end()
 
     run(body())
+
+
+def test_failing_pulls_are_explained() -> None:
+    async def body() -> None:
+        cluster = FakeCluster()
+        cluster.add_topic(TOPIC, {"a": 2})
+        one = Consumer(cluster)
+        await one.balance()
+        failing = next(iter(one.process_queues.values()))
+        failing.pull_failure = "broker-a refuses: no permission"
+        assert await one.reason() == (
+            "pulls from 1 of our 2 queues of Orders fail: broker-a refuses: no permission"
+        )
+        failing.pull_failure = None
+        assert "there are no new messages" in await one.reason()
+
+    run(body())

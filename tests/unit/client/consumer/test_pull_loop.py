@@ -19,8 +19,9 @@ from penstock.client.consumer.pull_loop import (
     read_pull,
 )
 from penstock.client.consumer.subscription import Subscription
+from penstock.client.messages import MessageQueue
 from penstock.client.received_message import ReceivedMessage
-from penstock.errors import HeaderError, PeerLost, WireError
+from penstock.errors import HeaderError, NoPermission, PeerLost, WireError
 from penstock.wire.codes import PULL_SUSPEND, ResponseCode
 from penstock.wire.frame import BINARY, JSON, Request
 from penstock.wire.output import response
@@ -419,3 +420,24 @@ def test_pull_responses_are_decoded_in_place(encoding: int) -> None:
         read_pull(in_place(response(0, 1, encoding, ext={"maxOffset": "5"})))
     with pytest.raises(WireError):
         read_pull(in_place(response(19, 1, encoding, ext={**ext, "nextBeginOffset": "-1"})))
+
+
+def test_failure_of_a_broker_is_forgotten_when_none_of_its_queues_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failures = PullFailures()
+    denied, allowed, other = (make_process_queue(5) for _ in range(3))
+    allowed.queue = MessageQueue("Allowed", QUEUE.broker_name, 0)
+    other.queue = MessageQueue("Other", QUEUE.broker_name, 0)
+    for _ in range(3):
+        failures.report(denied, NoPermission("denied"))
+        failures.clear(allowed)  # it has not failed
+    assert caplog.text.count("pull failed") == 1
+    assert denied.pull_failure is not None
+    assert "denied" in denied.pull_failure
+    failures.report(other, NoPermission("denied"))
+    failures.forget(denied)
+    failures.clear(other)
+    assert denied.pull_failure is other.pull_failure is None
+    failures.report(denied, NoPermission("denied"))
+    assert caplog.text.count("pull failed") == 2
