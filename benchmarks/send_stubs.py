@@ -17,7 +17,14 @@ class WritableTopics:
         self._store = store
 
     def writable_queue(
-        self, topic: str, queue_id: int, *, template: str, template_queues: int, now_ms: int
+        self,
+        topic: str,
+        queue_id: int,
+        *,
+        template: str,
+        template_queues: int,
+        client: int,
+        now_ms: int,
     ) -> ConsumeQueue:
         queue = self._store.queue(topic, queue_id)
         if queue is None:

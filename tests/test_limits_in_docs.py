@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.admin.large_requests import PAGE_MAX
 from penstock.broker.admin.statistics import QUEUES_MAX as STATISTICS_QUEUES_MAX
 from penstock.broker.auth.users import RULES_MAX, USER_RULES_MAX, USERS_MAX
 from penstock.broker.consumers.heartbeats import BODY_BYTES_MAX as HEARTBEAT_BYTES_MAX
@@ -53,6 +54,7 @@ from penstock.store.store import PREPARED_MAX
 from penstock.store.timer.timer_log import UNIT_BYTES
 from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
 from penstock.wire.codes import GROUP_CHARS_MAX, TOPIC_CHARS_MAX
+from penstock.wire.frame import FRAME_BYTES_MAX
 from penstock.wire.layout import INDEX_HEADER_BYTES
 from penstock.wire.record import PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX
 
@@ -94,6 +96,10 @@ BROKER_ROWS: list[Row] = [
     ("broker.md", "A topic has at most {:,} queues", (QUEUES_MAX,)),
     ("broker.md", "frame {} MiB, header {} MiB",
      (whole(SERVER.frame_bytes_max, MIB), whole(SERVER.header_bytes_max, MIB))),
+    ("broker.md", "| response {} MiB, the most", (whole(FRAME_BYTES_MAX, MIB),)),
+    ("broker.md", "in pages of {:,}", (PAGE_MAX,)),
+    ("broker.md", "| {:,} topics, {:,} groups |", (BROKER.topics_max, BROKER.groups_max)),
+    ("broker.md", "| {:,} topics and groups created automatically", (BROKER.auto_creations_max,)),
     ("broker.md", "| body {} MiB | `body_bytes_max`", (whole(STORE.body_bytes_max, MIB),)),
     ("broker.md", "properties {:,} bytes, topic {} bytes",
      (PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX)),

@@ -202,6 +202,15 @@ class NoPermission(Refused):
     hint = "ask the broker's administrator for the permission, or check the broker's settings"
 
 
+class ResponseTooLong(Refused):
+    """The response would be longer than RocketMQ's clients accept."""
+
+    hint = (
+        "read tables in pages, as `penstock` and mqadmin of RocketMQ 5.3 and later do, or ask for "
+        "less"
+    )
+
+
 class BrokerNameTaken(Refused):
     """Another live broker is registered under this broker name and id."""
 

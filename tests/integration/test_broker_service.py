@@ -11,12 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.client import AsyncAdmin
 from penstock.config import AccessConfig, BrokerConfig, Settings, StoreConfig
 from penstock.errors import BadSetting
 from penstock.server.broker_service import BrokerService
 from penstock.server.nameserver_service import NameServerService
 from penstock.store.disk import POOL_THREADS, Disk
 from penstock.transport.peer import Peer, Response
+from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
 from penstock.wire.codes import RequestCode
 from penstock.wire.message import decode_messages
 from tests.integration.loops import Run, run  # noqa: F401
@@ -173,6 +175,33 @@ def test_a_new_group_gets_what_arrives_while_it_starts(
                 stored = await peer.call(RequestCode.GET_MAX_OFFSET, place, timeout_ms=CALL_MS)
             found = await pull(peer, 0, int(stored.ext["offset"]))
             assert [m.body for m in decode_messages(found.body)] == [b"4"]
+
+    run(body())
+
+
+def test_a_table_that_does_not_fit_in_a_frame_is_refused_and_read_in_pages(
+    run: Run,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    async def body() -> None:
+        names = NameServerService(
+            Settings(nameserver=msgspec.structs.replace(Settings().nameserver, port=free_port()))
+        )
+        await names.start()
+        address = f"127.0.0.1:{names.settings.current.nameserver.port}"
+        async with broker(tmp_path, nameservers=address) as (peer, service):
+            groups = service.broker.context.groups.table
+            for n in range(20_000):
+                groups.put(SubscriptionGroupConfig(group_name=f"{n}-".ljust(250, "x")), 1)
+            code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+            whole = await peer.call(code, timeout_ms=CALL_MS)
+            assert whole.code == 1
+            assert (whole.remark or "").startswith("the response is too long: ")
+            assert "the limit is 16777216; read tables in pages" in (whole.remark or "")
+            assert (await send(peer, 1)).code == 0, "the connection goes on"
+            async with AsyncAdmin(address) as admin:
+                assert len(await admin.groups()) >= 20_000
+        await names.stop()
 
     run(body())
 

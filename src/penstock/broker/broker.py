@@ -25,6 +25,7 @@ from penstock.broker.admin.topic_admin import TopicHandlers
 from penstock.broker.auth.access_control import AccessControl
 from penstock.broker.auth.password_key import PasswordKey
 from penstock.broker.auth.users import AccessTable
+from penstock.broker.auto_creations import AutoCreations
 from penstock.broker.consumers.assignment import Assignments
 from penstock.broker.consumers.clients import Clients
 from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
@@ -201,9 +202,11 @@ class Broker:
         return self.router.handle(command)
 
     def connected(self, client: int, peer: str, now_ms: int) -> None:
-        """Nothing to do: a client is registered by its first heartbeat."""
+        """Note the client's address. Its first heartbeat registers it."""
+        self.context.auto_creations.connected(client, peer)
 
     def disconnected(self, client: int, now_ms: int) -> None:
+        self.context.auto_creations.disconnected(client)
         self.context.clients.disconnected(client)
 
     def due(self) -> int:
@@ -322,14 +325,8 @@ def build_context(
     offset_table = ConsumerOffsetTable()
     access_table = AccessTable(_password_key(settings.current.access, store))
     delay_table, changed_settings = DelayOffsetTable(), ChangedSettings()
-    for table in (
-        topic_table,
-        group_table,
-        offset_table,
-        access_table,
-        delay_table,
-        changed_settings,
-    ):
+    tables = (topic_table, group_table, offset_table, access_table, delay_table, changed_settings)
+    for table in tables:
         table.load(persistence.file(table.FILE))
     persistence.before(access_table.FILE, lambda: access_table.key.save)
     if access_table.dirty:
@@ -338,8 +335,9 @@ def build_context(
     changed_settings.apply(settings)
     locks = QueueLocks(settings, LockJournal(store.disk, store.paths.config))
     locks.load(now_ms, complete=store.report.pages_kept)
-    groups = Groups(group_table, settings, effects)
-    topics = Topics(topic_table, store, settings, effects)
+    auto_creations = AutoCreations(settings)
+    groups = Groups(group_table, settings, effects, auto_creations)
+    topics = Topics(topic_table, store, settings, effects, auto_creations)
     topics.seed()
     topics.adopt(now_ms)
     groups.seed()
@@ -355,6 +353,7 @@ def build_context(
         persistence=persistence,
         topics=topics,
         groups=groups,
+        auto_creations=auto_creations,
         offsets=offsets,
         clients=Clients(settings, groups, effects),
         locks=locks,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.broker.auth.access_control import AccessControl
+    from penstock.broker.auto_creations import AutoCreations
     from penstock.broker.consumers.clients import Clients
     from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
     from penstock.broker.consumers.groups import Groups
@@ -34,6 +35,7 @@ class BrokerContext:
     persistence: Persistence
     topics: Topics
     groups: Groups
+    auto_creations: AutoCreations
     offsets: ConsumerOffsets
     clients: Clients
     locks: QueueLocks

@@ -113,7 +113,7 @@ class PullHandler:
     def handle(self, request: Request, output: Output, client: int, now_ms: int) -> Answer:
         """Write the messages into the output, or return another answer."""
         try:
-            pull, wait_ms = self._read(request, now_ms)
+            pull, wait_ms = self._read(request, client, now_ms)
         except PullForbidden as error:
             return _forbidden(error)
         except SubscriptionError as error:
@@ -130,13 +130,13 @@ class PullHandler:
 
     # --- reading the request
 
-    def _read(self, request: Request, now_ms: int) -> tuple[Pull, int]:
+    def _read(self, request: Request, client: int, now_ms: int) -> tuple[Pull, int]:
         context = self._context
         config = context.settings.current.broker
         group = request.text(b"consumerGroup") or ""
         topic = request.text(b"topic") or ""
         flags = request.i32(b"sysFlag")
-        queue = self._allowed(group, topic, request.i32(b"queueId"), now_ms)
+        queue = self._allowed(group, topic, request.i32(b"queueId"), client, now_ms)
         wanted = self._requested_filter(request, group, topic, flags)
         if flags & PULL_COMMIT_OFFSET:
             offset = request.i64(b"commitOffset")
@@ -163,7 +163,9 @@ class PullHandler:
         context.offsets.record_pull(group, topic, queue.queue_id, pull.offset)
         return pull, wait_ms
 
-    def _allowed(self, group: str, topic: str, queue_id: int, now_ms: int) -> ConsumeQueue:
+    def _allowed(
+        self, group: str, topic: str, queue_id: int, client: int, now_ms: int
+    ) -> ConsumeQueue:
         """The queue, if broker, group and topic may be read; checks in RocketMQ's order."""
         context = self._context
         config = context.settings.current.broker
@@ -173,7 +175,7 @@ class PullHandler:
                 _FORBIDDEN_BROKER,
                 "its permission (brokerPermission) does not allow reading",
             )
-        known = context.groups.find(group, now_ms)
+        known = context.groups.find(group, now_ms, client)
         if not known.consume_enable:
             self._refuse_group(group)
         return self._readable(topic, queue_id)

@@ -94,6 +94,7 @@ class Replies:
             header.i32("queueId"),
             template=header.text("defaultTopic"),
             template_queues=header.i32("defaultTopicQueueNums"),
+            client=command.client,
             now_ms=now_ms,
         )
         properties = decode_properties(header.text_or("properties").encode())

@@ -64,7 +64,14 @@ class SendTopics(Protocol):
     """Decides which queues may be sent to, and creates topics."""
 
     def writable_queue(
-        self, topic: str, queue_id: int, *, template: str, template_queues: int, now_ms: int
+        self,
+        topic: str,
+        queue_id: int,
+        *,
+        template: str,
+        template_queues: int,
+        client: int,
+        now_ms: int,
     ) -> ConsumeQueue:
         """The queue, marked as `writable`; raises a PenstockError if it may not be sent to."""
 
@@ -189,7 +196,7 @@ class SendHandler:
             record.source, record.topic_at, record.topic_length, record.queue_id
         )
         if queue is None or not queue.writable:
-            queue = self._writable_queue(request, now_ms)
+            queue = self._writable_queue(request, client, now_ms)
         self._queue_id = record.queue_id  # the response names it even if the message is redirected
         if batch:
             if record.sys_flag & _TRANSACTION_MASK:
@@ -314,7 +321,7 @@ class SendHandler:
         record.body_at = request.body_at
         record.body_length = request.body_length
 
-    def _writable_queue(self, request: Request, now_ms: int) -> ConsumeQueue:
+    def _writable_queue(self, request: Request, client: int, now_ms: int) -> ConsumeQueue:
         """The queue, if it may be sent to; else raises a PenstockError."""
         record = self.record
         v1 = request.code == _SEND_MESSAGE
@@ -326,6 +333,7 @@ class SendHandler:
             record.queue_id,
             template=request.text(names[0]) or "",
             template_queues=request.i64_or(names[1], 0),
+            client=client,
             now_ms=now_ms,
         )
         record.queue_id = queue.queue_id

@@ -10,10 +10,12 @@ from typing import Final
 
 import msgspec
 
+from penstock.broker.auto_creations import BROKER, AutoCreations
 from penstock.config import LiveSettings, delays_ms
 from penstock.errors import InvalidParameter, NoPermission, TopicNotExist
 from penstock.rpc.answers import (
     Answer,
+    ClientId,
     EffectQueue,
     EncodedReply,
     PersistSoon,
@@ -71,9 +73,15 @@ class Topics:
     """The topics of a broker."""
 
     def __init__(
-        self, table: TopicTable, store: MessageStore, settings: LiveSettings, effects: EffectQueue
+        self,
+        table: TopicTable,
+        store: MessageStore,
+        settings: LiveSettings,
+        effects: EffectQueue,
+        auto_creations: AutoCreations,
     ) -> None:
         self.table = table
+        self._auto_creations = auto_creations
         self._store = store
         self._settings = settings
         self._effects = effects
@@ -170,19 +178,26 @@ class Topics:
         return config
 
     def writable_queue(
-        self, topic: str, queue_id: int, *, template: str, template_queues: int, now_ms: int
+        self,
+        topic: str,
+        queue_id: int,
+        *,
+        template: str,
+        template_queues: int,
+        client: ClientId,
+        now_ms: int,
     ) -> ConsumeQueue:
         """The queue that a message may be sent to, marked as `writable`; a negative id means any.
 
-        Creates the topic from the template if that is allowed. Raises NoPermission, TopicNotExist
-        or InvalidParameter.
+        Creates the topic from the template if that is allowed to this client. Raises NoPermission,
+        TopicNotExist or InvalidParameter.
         """
         if is_send_forbidden(topic):
             raise NoPermission(f"the topic {topic} is internal: clients may not send to it")
         config = self.table.get(topic)
         if config is None:
             _check_name(topic)
-            config = self._create_by_send(topic, template, template_queues, now_ms)
+            config = self._create_by_send(topic, template, template_queues, client, now_ms)
         broker = self._settings.current.broker
         if config.order and not broker.permission & PERM_WRITE:
             # Other topics accept sends until producers see the new route, as in RocketMQ, so that
@@ -203,7 +218,9 @@ class Topics:
     def priority_queue(self, topic: str, priority: int, now_ms: int) -> ConsumeQueue:
         """The queue for messages of this priority: the last write queue for all higher ones."""
         queue_id = min(priority, self.need(topic).write_queue_nums - 1)
-        return self.writable_queue(topic, queue_id, template="", template_queues=0, now_ms=now_ms)
+        return self.writable_queue(
+            topic, queue_id, template="", template_queues=0, client=BROKER, now_ms=now_ms
+        )
 
     def readable_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, if it may be read. Raises NoPermission, TopicNotExist or InvalidParameter."""
@@ -283,7 +300,7 @@ class Topics:
             queue.writable = False
 
     def _create_by_send(
-        self, topic: str, template: str, template_queues: int, now_ms: int
+        self, topic: str, template: str, template_queues: int, client: ClientId, now_ms: int
     ) -> TopicConfig:
         template_config = self.table.get(template)
         allowed = template != TOPIC_AUTO_CREATE or (
@@ -291,6 +308,7 @@ class Topics:
         )
         if template_config is not None and allowed and template_config.perm & PERM_INHERIT:
             self.check_count()
+            self._auto_creations.count(client, f"the topic {topic}", now_ms)
             queues = max(min(template_queues, template_config.write_queue_nums), 0)
             config = TopicConfig(
                 topic_name=topic,
@@ -303,6 +321,7 @@ class Topics:
             self.creations += 1
             return config
         if topic.startswith(RETRY_TOPIC_PREFIX):
+            self._auto_creations.count(client, f"the topic {topic}", now_ms)
             return self.ensure(topic, 1, PERM_READ_WRITE, now_ms)
         raise TopicNotExist(f"the topic {topic} does not exist here and is not created by sending")
 

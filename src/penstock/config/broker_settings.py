@@ -85,6 +85,10 @@ class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
     groups_max: Annotated[
         int, Doc("The maximum number of consumer groups. More are not created.", live=True, least=1)
     ] = 50_000  # fmt: skip
+    auto_creations_max: Annotated[
+        int, Doc("The maximum number of topics and groups that are created automatically in an "
+                 "hour for clients at one address.", live=True, least=1)
+    ] = 5_000  # fmt: skip
     default_topic_queues: Annotated[
         int, Doc("The maximum number of queues of an automatically created topic.",
                  "defaultTopicQueueNums", live=True, least=1, most=65_536)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.errors import FrameError, PenstockError, SystemBusy
+from penstock.errors import PenstockError, SystemBusy
 from penstock.rpc.answers import (
     Answer,
     CallClient,
@@ -166,7 +166,7 @@ class AnswerExecutor:
                 body=reply.body,
                 remark=reply.remark,
             )
-        except FrameError as error:
+        except PenstockError as error:  # it is too long, or a field is
             remark = error.remark()
             data = response(error.code, pending.opaque, pending.encoding, remark=remark)
         pending.connection.write(data)

@@ -101,7 +101,9 @@ class VirtualTimeBroker(Broker):
         for consumer in command.body_as(HeartbeatData).consumer_data_set:
             topic = RETRY_TOPIC_PREFIX + consumer.group_name
             if topics.get(topic) is None and topic_fault(topic) is None:
-                group = self.context.groups.find(consumer.group_name, command.now_ms)
+                group = self.context.groups.find(
+                    consumer.group_name, command.now_ms, command.client
+                )
                 topics.ensure(topic, group.retry_queue_nums, PERM_READ_WRITE, command.now_ms)
                 new.append(topic)
         if not new:

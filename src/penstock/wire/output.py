@@ -7,7 +7,7 @@ encoding of the request. `encode` is for everything that is not per message.
 import json
 from collections.abc import Mapping
 
-from penstock.errors import FrameError
+from penstock.errors import FrameError, ResponseTooLong
 from penstock.wire import octets
 from penstock.wire.fields import FLAG_RESPONSE, LANGUAGES
 from penstock.wire.frame import BINARY, FRAME_BYTES_MAX, JSON
@@ -254,10 +254,17 @@ def response(
     body: bytes = b"",
     remark: str | None = None,
 ) -> bytes:
-    """One complete response frame."""
-    return encode(
-        code, ext, body, opaque=opaque, flag=FLAG_RESPONSE, encoding=encoding, remark=remark
-    )
+    """One complete response frame; raises ResponseTooLong."""
+    try:
+        return encode(
+            code, ext, body, opaque=opaque, flag=FLAG_RESPONSE, encoding=encoding, remark=remark
+        )
+    except FrameError as error:
+        if error.figure is None or error.limit is None:
+            raise
+        raise ResponseTooLong.over(
+            "the response is too long", figure=error.figure, limit=error.limit
+        ) from None
 
 
 def _json_header(

@@ -317,7 +317,9 @@ def test_the_write_permission_of_a_queue_is_checked_once(peer: Peer) -> None:
 
         def writable_queue(self, topic: str, queue_id: int, **rest: object) -> ConsumeQueue:
             asked.append(queue_id)
-            return topics.writable_queue(topic, queue_id, template="", template_queues=0, now_ms=0)
+            return topics.writable_queue(
+                topic, queue_id, template="", template_queues=0, client=0, now_ms=0
+            )
 
     peer.send.topics = Counting()
     for _ in range(3):

@@ -22,7 +22,7 @@ def kit(tmp_path: Path) -> Iterator[TopicKit]:
 
 
 def admit(kit: TopicKit, topic: str, queue_id: int = 0, **template: Any) -> ConsumeQueue:
-    asked = {"template": "TBW102", "template_queues": 4, **template}
+    asked = {"template": "TBW102", "template_queues": 4, "client": 1, **template}
     return kit.topics.writable_queue(topic, queue_id, now_ms=NOW_MS, **asked)
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.broker.admin.group_admin import GroupHandlers
 from penstock.broker.admin.topic_admin import TopicHandlers
+from penstock.broker.auto_creations import AutoCreations
 from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.context import BrokerContext
@@ -46,8 +47,9 @@ class TopicKit:
         self.store = store
         self.effects = EffectQueue()
         self.persistence = Persistence(store.disk, store.paths.root)
-        self.topics = Topics(TopicTable(), store, self.live, self.effects)
-        self.groups = Groups(SubscriptionGroupTable(), self.live, self.effects)
+        creations = AutoCreations(self.live)
+        self.topics = Topics(TopicTable(), store, self.live, self.effects, creations)
+        self.groups = Groups(SubscriptionGroupTable(), self.live, self.effects, creations)
         self.offsets = ConsumerOffsets(ConsumerOffsetTable(), store, self.live)
         self.delay = Delay(
             DelayOffsetTable(),

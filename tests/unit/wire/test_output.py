@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import FrameError
-from penstock.wire.frame import BINARY, JSON, Request
+from penstock.errors import FrameError, ResponseTooLong
+from penstock.wire.frame import BINARY, FRAME_BYTES_MAX, JSON, Request
 from penstock.wire.message_ids import encode_offset_id
 from penstock.wire.output import LANGUAGE, VERSION, Output, encode, response
 
@@ -148,6 +148,13 @@ def test_response_has_the_response_flag(encoding: int) -> None:
     assert request.is_response()
     assert (request.code, request.opaque, request.encoding) == (17, -9, encoding)
     assert (request.ext(), request.body(), request.remark()) == ({"k": "v"}, b"b", 'no "topic"')
+
+
+@ENCODINGS
+def test_a_response_that_is_too_long_is_refused_with_a_way_out(encoding: int) -> None:
+    with pytest.raises(ResponseTooLong, match="the limit is 16777216") as found:
+        response(0, 1, encoding, body=bytes(FRAME_BYTES_MAX))
+    assert "in pages" in found.value.hint
 
 
 @ENCODINGS

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from penstock.broker.admin.large_requests import in_steps, page_names
+from penstock.broker.admin.large_requests import Pages, in_steps
 from penstock.broker.attributes import GROUP_ATTRIBUTES, alter
 from penstock.broker.context import BrokerContext
 from penstock.errors import InvalidParameter
@@ -22,6 +22,7 @@ class GroupHandlers:
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
+        self._pages = Pages(first="groupSeq", count="maxGroupNum")
 
     def rows(self) -> list[Row]:
         return [
@@ -56,15 +57,14 @@ class GroupHandlers:
 
     def get(self, command: Command) -> Answer:
         """One group; created if it is new and that is allowed, as for a consumer."""
-        return reply_with(self._context.groups.find(command.text("group"), command.now_ms))
+        group = command.text("group")
+        return reply_with(self._context.groups.find(group, command.now_ms, command.client))
 
     def get_all(self, command: Command) -> Answer:
         """The whole table, or a page of it."""
         whole = self._context.groups.table.wrapper()
         groups, forbidden = whole.subscription_group_table, whole.forbidden_table
-        names = page_names(
-            command, groups, whole.data_version, first="groupSeq", count="maxGroupNum"
-        )
+        names = self._pages.names(command, groups, whole.data_version)
         shown = groups if names is None else {name: groups[name] for name in names}
         body = SubscriptionGroupWrapper(
             subscription_group_table=dict(shown),

@@ -5,7 +5,7 @@ that their pages belong to. If the table has changed since, or no version is giv
 first page and start again.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from typing import TypeVar
 
@@ -22,21 +22,33 @@ STEP_ITEMS = 500
 """Items of one step: a topic or group takes about 20 µs."""
 
 
-def page_names(
-    command: Command, names: Iterable[str], version: DataVersion, *, first: str, count: str
-) -> list[str] | None:
-    """The names of the requested page; None if the request wants the whole table.
+class Pages:
+    """The pages of one table, in the order of its names."""
 
-    `first` and `count` are the header fields with the index of the first entry and the page size.
-    """
-    if not any(command.ext.get(field) for field in ("dataVersion", first, count)):
-        return None
-    begin = max(command.i32_or(first, 0), 0)
-    size = max(min(command.i32_or(count, PAGE_MAX), PAGE_MAX), 0)
-    given = command.text_or("dataVersion")
-    if not given.strip() or fastjson.decode(given.encode(), DataVersion) != version:
-        begin = 0
-    return sorted(names)[begin : begin + size]
+    def __init__(self, *, first: str, count: str) -> None:
+        """The header fields with the index of the first entry and the size of the page."""
+        self._first = first
+        self._count = count
+        self._version: DataVersion | None = None
+        self._names: list[str] = []
+
+    def names(
+        self, command: Command, names: Collection[str], version: DataVersion
+    ) -> list[str] | None:
+        """The names of the requested page; None if the request wants the whole table."""
+        if not any(command.ext.get(field) for field in ("dataVersion", self._first, self._count)):
+            return None
+        begin = max(command.i32_or(self._first, 0), 0)
+        size = max(min(command.i32_or(self._count, PAGE_MAX), PAGE_MAX), 0)
+        given = command.text_or("dataVersion")
+        if not given.strip() or fastjson.decode(given.encode(), DataVersion) != version:
+            begin = 0
+        if self._version != version or len(self._names) != len(names):
+            self._version, self._names = version, sorted(names)
+        end = begin + size
+        if size and end == len(self._names) - 1:
+            end += 1  # RocketMQ's clients stop when one entry is missing
+        return self._names[begin:end]
 
 
 def in_steps(items: Iterable[T], do: Callable[[T], object], then: Callable[[], Answer]) -> Answer:

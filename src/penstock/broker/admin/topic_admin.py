@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.broker.admin.large_requests import in_steps, page_names
+from penstock.broker.admin.large_requests import Pages, in_steps
 from penstock.broker.attributes import TOPIC_ATTRIBUTES, alter, parse_changes
 from penstock.broker.context import BrokerContext
 from penstock.broker.topics import QUEUES_MAX
@@ -37,6 +37,7 @@ class TopicHandlers:
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
+        self._pages = Pages(first="topicSeq", count="maxTopicNum")
 
     def rows(self) -> list[Row]:
         return [
@@ -108,9 +109,7 @@ class TopicHandlers:
     def get_all(self, command: Command) -> Answer:
         """The whole table, or a page of it."""
         table = self._context.topics.table
-        names = page_names(
-            command, table.topics, table.version, first="topicSeq", count="maxTopicNum"
-        )
+        names = self._pages.names(command, table.topics, table.version)
         topics = dict(table.topics) if names is None else {n: table.topics[n] for n in names}
         body = TopicConfigAndMappingSerializeWrapper(
             topic_config_table=topics, data_version=table.version

@@ -139,7 +139,7 @@ class Assignments:
         if mode.mode not in (PULL, POP):
             raise InvalidParameter(f"the mode {mode.mode!r} is neither PULL nor POP")
         self._topics.need(mode.topic)
-        self._groups.find(mode.consumer_group, command.now_ms)
+        self._groups.find(mode.consumer_group, command.now_ms, command.client)
         self.modes.put(mode)
         return InThread(self._persistence.save(self.modes), lambda _: Reply())
 

@@ -2,9 +2,10 @@
 
 import logging
 
+from penstock.broker.auto_creations import BROKER, AutoCreations
 from penstock.config import LiveSettings
 from penstock.errors import GroupNotExist, InvalidParameter
-from penstock.rpc.answers import EffectQueue, PersistSoon
+from penstock.rpc.answers import ClientId, EffectQueue, PersistSoon
 from penstock.store.tables import FORBID_READ, SubscriptionGroupTable
 from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
 from penstock.wire.codes import BUILT_IN_GROUPS, SYSTEM_GROUP_PREFIX, group_fault
@@ -16,9 +17,14 @@ class Groups:
     """The table of subscription groups."""
 
     def __init__(
-        self, table: SubscriptionGroupTable, settings: LiveSettings, effects: EffectQueue
+        self,
+        table: SubscriptionGroupTable,
+        settings: LiveSettings,
+        effects: EffectQueue,
+        auto_creations: AutoCreations,
     ) -> None:
         self.table = table
+        self._auto_creations = auto_creations
         self._settings = settings
         self._effects = effects
 
@@ -29,8 +35,11 @@ class Groups:
         if self.table.dirty:
             self._effects.put(PersistSoon(self.table))
 
-    def find(self, group: str, now_ms: int) -> SubscriptionGroupConfig:
-        """The group, created if it is new and that is allowed; raises GroupNotExist."""
+    def find(self, group: str, now_ms: int, client: ClientId = BROKER) -> SubscriptionGroupConfig:
+        """The group, created if it is new and that is allowed to this client.
+
+        Raises GroupNotExist or InvalidParameter.
+        """
         config = self.table.get(group)
         if config is not None:
             return config
@@ -42,6 +51,7 @@ class Groups:
             raise GroupNotExist(f"the subscription group {group} does not exist on this broker")
         if not wanted:
             self.check_count()
+            self._auto_creations.count(client, f"the group {group}", now_ms)
         config = SubscriptionGroupConfig(group_name=group)
         self.put(config, now_ms)
         return config

@@ -134,7 +134,7 @@ class HeartbeatHandlers:
     def _register_consumer(
         self, data: ConsumerData, member: GroupMember, *, with_subscriptions: bool
     ) -> None:
-        config = self._groups.find(data.group_name, member.seen_ms)
+        config = self._groups.find(data.group_name, member.seen_ms, member.client)
         # mqadmin finds the brokers of a group by the route of its retry topic.
         self._topics.ensure(
             RETRY_TOPIC_PREFIX + data.group_name,

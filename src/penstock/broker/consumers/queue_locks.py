@@ -277,7 +277,7 @@ class LockRequests:
         Queues that do not exist are not locked, so that clients can't fill the memory with locks.
         """
         request = self._read_request(command)
-        self._groups.find(request.consumer_group, command.now_ms)
+        self._groups.find(request.consumer_group, command.now_ms, command.client)
         queues = [queue for queue in request.mq_set if self._exists(queue)]
         owned = self._locks.lock(request.consumer_group, request.client_id, queues, command.now_ms)
         return Reply(body=_encoder.encode(LockBatchResponseBody(lock_ok_mq_set=owned)))

@@ -124,7 +124,7 @@ class PopRequestReader:
                 hint="its setting permission (brokerPermission) has no read permission",
             )
         self.readable(topic, queue_id)
-        if not context.groups.find(group, command.now_ms).consume_enable:
+        if not context.groups.find(group, command.now_ms, command.client).consume_enable:
             raise NoPermission(
                 f"consumption is disabled for the group {group}",
                 hint="enable it with mqadmin updateSubGroup -s true",

@@ -7,6 +7,7 @@ message to the retry topic itself (`dead_letters`).
 
 from typing import Final
 
+from penstock.broker.auto_creations import BROKER
 from penstock.broker.context import BrokerContext
 from penstock.broker.retry.dead_letters import DeadLetters
 from penstock.errors import NoPermission, Refused
@@ -51,7 +52,7 @@ class ConsumerSendBack:
         offset, group = command.i64("offset"), command.text("group")
         level = command.i32("delayLevel")
         context = self._context
-        config = context.groups.find(group, command.now_ms)
+        config = context.groups.find(group, command.now_ms, command.client)
         broker = context.settings.current.broker
         if not broker.permission & PERM_WRITE:
             raise NoPermission(
@@ -124,7 +125,12 @@ class ConsumerSendBack:
         queues = max(min(config.retry_queue_nums, topic.read_queue_nums), 1)
         self._round_robin += 1
         return topics.writable_queue(
-            name, self._round_robin % queues, template="", template_queues=0, now_ms=now_ms
+            name,
+            self._round_robin % queues,
+            template="",
+            template_queues=0,
+            client=BROKER,
+            now_ms=now_ms,
         )
 
 

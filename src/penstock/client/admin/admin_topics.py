@@ -15,7 +15,7 @@ from penstock.client.admin.admin_values import (
 )
 from penstock.client.topic_routes import Route
 from penstock.clock import pause
-from penstock.errors import InvalidParameter
+from penstock.errors import InvalidParameter, SystemBusy
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import GroupList, TopicConfigAndQueueMapping, TopicStatsTable
 from penstock.wire.bodies.client_bodies import Body, DataVersion, TopicConfig, TopicList
@@ -338,8 +338,11 @@ async def read_pages(
         found.update(entries)
         total = answer.ext.get(f"total{noun}Num", "")
         if not total.isdecimal() or len(found) >= int(total) or not entries:
-            break
-    return found
+            return found
+    raise SystemBusy(
+        f"the table of the broker {broker.name} is not complete after {PAGES_MAX} pages",
+        hint="it changes all the time, or it is too large: ask for single topics and groups",
+    )
 
 
 def _own_names(brokers: Iterable[BrokerAddress]) -> set[str]:

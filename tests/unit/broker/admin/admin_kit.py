@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.broker.auth.access_control import AccessControl
 from penstock.broker.auth.users import AccessTable
+from penstock.broker.auto_creations import AutoCreations
 from penstock.broker.consumers.clients import Clients, GroupMember
 from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
 from penstock.broker.consumers.groups import Groups
@@ -112,6 +113,7 @@ class AdminFixture:
             persistence=Persistence(self.store.disk, self.store.paths.root),
             topics=cast(Topics, self.topics),
             groups=groups,
+            auto_creations=AutoCreations(self.live),
             offsets=self.offsets,
             delay=self.delay,
             rewriter=rewriter,

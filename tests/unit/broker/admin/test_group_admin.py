@@ -17,7 +17,7 @@ from penstock.wire.bodies.table_bodies import (
     DelayOffsetSerializeWrapper,
     SubscriptionGroupWrapper,
 )
-from penstock.wire.codes import ResponseCode
+from penstock.wire.codes import RequestCode, ResponseCode
 from tests.unit.broker.topic_kit import TopicKit, topic_kit
 from tests.unit.store.conftest import NOW_MS
 
@@ -169,8 +169,25 @@ def test_groups_are_returned_completely_or_in_pages(kit: TopicKit) -> None:
     page = table_of(kit.ask(GET_ALL, ext))
     assert sorted(page.subscription_group_table) == names[-2:]
     assert sorted(page.forbidden_table) == ["z-last"]
-    page = table_of(kit.ask(GET_ALL, {**ext, "dataVersion": ""}))
-    assert sorted(page.subscription_group_table) == names[:9]
+    page = table_of(kit.ask(GET_ALL, {**ext, "maxGroupNum": 5, "dataVersion": ""}))
+    assert sorted(page.subscription_group_table) == names[:5]
+
+
+def test_a_page_does_not_leave_a_single_group_behind(kit: TopicKit) -> None:
+    """RocketMQ's clients stop reading when one group is missing."""
+    names = sorted(kit.groups.table.groups)
+    page = table_of(kit.ask(GET_ALL, {"groupSeq": 0, "maxGroupNum": len(names) - 1}))
+    assert sorted(page.subscription_group_table) == names
+
+
+def test_pages_follow_changes_of_the_table(kit: TopicKit) -> None:
+    ext = {"groupSeq": 0, "maxGroupNum": 2}
+    create(kit, "A2")
+    assert sorted(table_of(kit.ask(GET_ALL, ext)).subscription_group_table)[0] == "A2"
+    create(kit, "A1")
+    assert sorted(table_of(kit.ask(GET_ALL, ext)).subscription_group_table) == ["A1", "A2"]
+    kit.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "A1"})
+    assert sorted(table_of(kit.ask(GET_ALL, ext)).subscription_group_table)[0] == "A2"
 
 
 def test_slaves_get_offsets_and_delay_offsets(kit: TopicKit) -> None:

@@ -113,7 +113,9 @@ def test_creating_the_same_topic_again_changes_nothing(kit: TopicKit) -> None:
 
 def test_a_change_takes_effect_on_the_next_send(kit: TopicKit) -> None:
     kit.create("Orders")
-    queue = kit.topics.writable_queue("Orders", 0, template="", template_queues=0, now_ms=NOW_MS)
+    queue = kit.topics.writable_queue(
+        "Orders", 0, template="", template_queues=0, client=1, now_ms=NOW_MS
+    )
     kit.create("Orders", perm=4)
     assert not queue.writable
 

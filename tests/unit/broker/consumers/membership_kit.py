@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.broker.auto_creations import AutoCreations
 from penstock.broker.consumers.clients import Clients, GroupMember
 from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
 from penstock.broker.consumers.groups import Groups
@@ -95,8 +96,9 @@ class ConsumerFixture:
     effects: EffectQueue = field(default_factory=EffectQueue)
 
     def __post_init__(self) -> None:
-        self.groups = Groups(SubscriptionGroupTable(), self.live, self.effects)
-        self.topics = Topics(TopicTable(), self.store, self.live, self.effects)
+        creations = AutoCreations(self.live)
+        self.groups = Groups(SubscriptionGroupTable(), self.live, self.effects, creations)
+        self.topics = Topics(TopicTable(), self.store, self.live, self.effects, creations)
         self.offsets = ConsumerOffsets(ConsumerOffsetTable(), self.store, self.live)
         self.clients = Clients(self.live, self.groups, self.effects)
         self.locks = opened_locks(self.live, self.store)

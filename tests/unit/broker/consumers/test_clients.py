@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from penstock.broker.auto_creations import AutoCreations
 from penstock.broker.consumers.clients import NEVER_MS, Clients
 from penstock.broker.consumers.groups import Groups
 from penstock.config import LiveSettings
@@ -30,7 +31,7 @@ def live() -> LiveSettings:
 
 @pytest.fixture
 def groups(live: LiveSettings) -> Groups:
-    return Groups(SubscriptionGroupTable(), live, EffectQueue())
+    return Groups(SubscriptionGroupTable(), live, EffectQueue(), AutoCreations(live))
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from penstock.client.admin.admin_values import (
 )
 from penstock.client.admin.async_admin import AsyncAdmin
 from penstock.client.consumer.subscription import Subscription
-from penstock.errors import HeaderError, NoPermission, NoRoute, PeerUnreachable
+from penstock.errors import HeaderError, NoPermission, NoRoute, PeerUnreachable, SystemBusy
 from penstock.testing.clock import VirtualClock
 from penstock.transport.peer import Response
 from penstock.wire import fastjson
@@ -235,6 +235,22 @@ def test_large_table_is_read_in_pages(changes_at: int | None) -> None:
         )
     )  # fmt: skip
     assert sorted(table) == names
+
+
+def test_a_table_that_changes_all_the_time_is_an_error() -> None:
+    class Busy(Pages):
+        async def ask(self, address: str, code: int, *rest: Any, **more: Any) -> Response:
+            self.version = self.version.next(self.requests)
+            return await super().ask(address, code, *rest, **more)
+
+    with pytest.raises(SystemBusy, match="broker-a is not complete after 1000 pages"):
+        asyncio.run(
+            read_pages(
+                Busy(["a", "b", "c"], 1, changes_at=None), BROKER,
+                RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigSerializeWrapper, "Topic",
+                lambda page: (page.topic_config_table, page.data_version),
+            )
+        )  # fmt: skip
 
 
 # --- browsing
