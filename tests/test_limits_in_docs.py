@@ -11,6 +11,7 @@ import pytest
 from penstock.broker.admin.large_requests import PAGE_MAX
 from penstock.broker.admin.statistics import QUEUES_MAX as STATISTICS_QUEUES_MAX
 from penstock.broker.auth.users import RULES_MAX, USER_RULES_MAX, USERS_MAX
+from penstock.broker.consumers.clients import MEMBERSHIPS_MAX, MEMBERSHIPS_PER_CLIENT_MAX
 from penstock.broker.consumers.heartbeats import BODY_BYTES_MAX as HEARTBEAT_BYTES_MAX
 from penstock.broker.consumers.heartbeats import GROUPS_MAX, SUBSCRIPTIONS_MAX
 from penstock.broker.consumers.queue_locks import LOCKS_MAX
@@ -118,6 +119,8 @@ BROKER_ROWS: list[Row] = [
     ("broker.md", "| {:,} entries in one view of a queue", (VIEW_ENTRIES_MAX,)),
     ("broker.md", "| heartbeat of {} MiB, {:,} groups, {:,} subscriptions and tags",
      (whole(HEARTBEAT_BYTES_MAX, MIB), GROUPS_MAX, SUBSCRIPTIONS_MAX)),
+    ("broker.md", "| {:,} groups of one connection in its recent heartbeats, {:,} of all",
+     (MEMBERSHIPS_PER_CLIENT_MAX, MEMBERSHIPS_MAX)),
     ("broker.md", "| {} % disk usage", (STORE.disk_refuse_percent,)),
     ("broker.md", "until the usage is below {} %", (STORE.disk_force_percent,)),
     ("broker.md", "A pull is suspended for at most {} s.", (whole(SUSPEND_MS_MAX, SECOND_MS),)),

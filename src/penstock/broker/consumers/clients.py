@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from penstock.broker.consumers.groups import Groups
 from penstock.config import LiveSettings
-from penstock.errors import NoPermission
+from penstock.errors import NoPermission, SystemBusy
 from penstock.rpc.answers import ClientId, CloseConnection, EffectQueue, NotifyClient
 from penstock.wire.bodies.client_bodies import ConsumerData, SubscriptionData
 from penstock.wire.codes import RequestCode
@@ -29,6 +29,10 @@ from penstock.wire.codes import RequestCode
 log = logging.getLogger(__name__)
 
 NEVER_MS = 1 << 62
+MEMBERSHIPS_PER_CLIENT_MAX = 2_000
+"""Groups of one connection, those of old heartbeats included: a membership takes about 1.1 KB."""
+MEMBERSHIPS_MAX = 500_000
+"""Groups of all connections."""
 BROADCASTING = "BROADCASTING"
 
 
@@ -149,7 +153,8 @@ class Clients:
     # --- registration
 
     def register_producer(self, group: str, member: GroupMember) -> None:
-        """Add or refresh a producer."""
+        """Add or refresh a producer; raises SystemBusy."""
+        self._refuse_too_many(Membership(member.client, False, group))
         producers = self._producers.get(group)
         if producers is None:
             producers = self._producers[group] = ClientGroup(group)
@@ -160,8 +165,10 @@ class Clients:
     ) -> bool:
         """Add or refresh a consumer; returns whether members or subscriptions have changed.
 
-        Without subscriptions the known ones stay. Members are notified of changes.
+        Without subscriptions the known ones stay. Members are notified of changes. Raises
+        SystemBusy.
         """
+        self._refuse_too_many(Membership(member.client, True, data.group_name))
         group = self._consumers.get(data.group_name)
         if group is None:
             group = self._consumers[data.group_name] = ConsumerGroup(
@@ -274,6 +281,27 @@ class Clients:
             self._seen_ms[membership] += step_ms
 
     # --- inside
+
+    def _refuse_too_many(self, membership: Membership) -> None:
+        """Refuse a new membership if its connection, or all of them together, have too many."""
+        if membership in self._seen_ms:
+            return
+        own = len(self._memberships.get(membership.client, ()))
+        if own >= MEMBERSHIPS_PER_CLIENT_MAX:
+            raise SystemBusy.over(
+                "groups of one connection",
+                figure=own + 1,
+                limit=MEMBERSHIPS_PER_CLIENT_MAX,
+                unit="groups",
+                hint="use several clients with different instance names",
+            )
+        if len(self._seen_ms) >= MEMBERSHIPS_MAX:
+            raise SystemBusy.over(
+                "groups of all connections",
+                figure=len(self._seen_ms) + 1,
+                limit=MEMBERSHIPS_MAX,
+                unit="groups",
+            )
 
     def _add(self, group: ClientGroup, membership: Membership, member: GroupMember) -> bool:
         """Add or refresh a membership; True if the group's set of client ids has changed."""

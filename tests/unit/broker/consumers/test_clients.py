@@ -5,9 +5,11 @@ import random
 import pytest
 
 from penstock.broker.auto_creations import AutoCreations
-from penstock.broker.consumers.clients import NEVER_MS, Clients
+from penstock.broker.consumers import clients as clients_module
+from penstock.broker.consumers.clients import MEMBERSHIPS_PER_CLIENT_MAX, NEVER_MS, Clients
 from penstock.broker.consumers.groups import Groups
 from penstock.config import LiveSettings
+from penstock.errors import SystemBusy
 from penstock.rpc.answers import CloseConnection, EffectQueue
 from penstock.store.tables import SubscriptionGroupTable
 from penstock.wire.bodies.client_bodies import ConsumerData, SubscriptionGroupConfig
@@ -236,6 +238,35 @@ def test_producers_are_added_and_removed(clients: Clients, effects: EffectQueue)
     assert clients.producers("p") == []
     assert set(clients.producer_groups()) == {"q"}
     assert notified(effects) == []
+
+
+def test_one_connection_has_a_limited_number_of_groups(clients: Clients) -> None:
+    """Each heartbeat may name other groups, which stay until they expire."""
+    for n in range(MEMBERSHIPS_PER_CLIENT_MAX):
+        clients.register_producer(f"p{n}", member(1))
+    with pytest.raises(SystemBusy, match="groups of one connection: 2001 groups"):
+        clients.register_producer("more", member(1))
+    with pytest.raises(SystemBusy):
+        clients.register_consumer(consumer("more", "T"), member(1))
+    assert clients.producers("more") == []
+    assert clients.consumer_group("more") is None
+    clients.register_producer("p0", member(1))
+    clients.register_producer("more", member(2))
+    clients.unregister(1, "p0", "")
+    clients.register_producer("more", member(1))
+
+
+def test_all_connections_have_a_limited_number_of_groups(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients_module, "MEMBERSHIPS_MAX", 2)
+    clients.register_producer("p", member(1))
+    clients.register_consumer(consumer("g", "T"), member(2))
+    with pytest.raises(SystemBusy, match="groups of all connections: 3 groups, the limit is 2"):
+        clients.register_producer("p", member(3))
+    clients.register_producer("p", member(1))
+    clients.disconnected(2)
+    clients.register_producer("p", member(3))
 
 
 def test_clients_without_heartbeat_are_removed_and_closed(
