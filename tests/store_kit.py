@@ -193,9 +193,9 @@ def abandon(store: MessageStore) -> None:
     if store.disk.threads:
         with contextlib.suppress(OSError):
             store.flusher.stop()
-        store.disk.close()
     else:
         _close_flusher(store)
+    store.disk.close()
     store._lock.release()
 
 

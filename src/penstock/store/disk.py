@@ -69,10 +69,19 @@ class Disk:
     """Whether the flusher and the pool run threads of their own."""
     group_readable = False
     """Whether new files and directories can be read by their group; never by others."""
+    _filesystem = -1
+    """A directory of the file system; it tells `syncfs` of the errors since it was opened."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
-        self._filesystem = -1  # a directory of it; reports the errors since it was opened
+
+    def __del__(self) -> None:
+        self._forget_filesystem()
+
+    def _forget_filesystem(self) -> None:
+        fd, self._filesystem = self._filesystem, -1
+        if fd >= 0:
+            os.close(fd)
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":
         """Run work that may wait for the disk in the pool; at once if threads are off."""
@@ -92,9 +101,7 @@ class Disk:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
-        if self._filesystem >= 0:
-            os.close(self._filesystem)
-            self._filesystem = -1
+        self._forget_filesystem()
 
     @property
     def directory_mode(self) -> int:

@@ -239,6 +239,9 @@ class FaultyDisk(Disk):
         file = self._file(fd)
         file.make_durable(file.content())
 
+    def sync_filesystem(self) -> bool:
+        return False  # the model syncs files and directories one by one
+
     def sync_directory(self, path: Path) -> None:
         self._step()
         self._maybe_fail()

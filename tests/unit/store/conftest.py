@@ -166,10 +166,10 @@ class StoreFixture:
         self._open.remove(store)
         if store.disk.threads:
             store.flusher.stop()
-            store.disk.close()
         else:
             os.close(store.flusher.wake_fd)
             os.close(store.flusher.notify_fd)
+        store.disk.close()
         store._lock.release()
 
     def end(self) -> None:

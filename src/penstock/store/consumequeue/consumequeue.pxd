@@ -7,7 +7,7 @@ cdef unsigned char[::1] _NO_VIEW
 
 cdef class ConsumeQueue:
     cdef readonly object disk
-    cdef readonly object folder
+    cdef str _folder
     cdef readonly bytes topic
     cdef readonly int queue_id
     cdef readonly long long file_entries

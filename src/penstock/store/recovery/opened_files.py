@@ -94,7 +94,7 @@ class OpenedFiles:
         """The queue of this name, made if it is new; None for a name that no queue can have."""
         queue = self.queues.get(topic, queue_id)
         if queue is None and is_queue_name(topic) and 0 <= queue_id < QUEUE_ID_MAX:
-            folder = self.paths.queues / topic.decode() / str(queue_id)
+            folder = f"{self.paths.queues}/{topic.decode()}/{queue_id}"
             queue = ConsumeQueue(
                 self.disk,
                 folder,
