@@ -1,12 +1,12 @@
-"""What one client makes its neighbours wait: sends of one connection beside clients that flood.
+"""What one client makes its neighbours wait: sends of one connection beside clients that attack.
 
 A healthy client sends one message after another and measures each send. Beside it, in a process of
-their own, connections keep thousands of sends in flight. All processes share the machine's cores,
-so the figures of the runs are to be compared with each other.
+their own, connections keep expensive requests in flight (`benchmarks.attacks`). All processes share
+the machine's cores, so a second healthy client measures an idle server in the same way: what it
+waits is the machine's share, not the broker's.
 """
 
 import json
-import selectors
 import socket
 import subprocess
 import sys
@@ -19,75 +19,26 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 from tests.compat import penstock
-from tests.faults.healthy_client import send_frame
+from tests.faults.healthy_client import read_frame
+
+from benchmarks.attacks import ATTACKS
+from penstock.wire.output import response
 
 SECONDS = 5.0
-WINDOW = 5_000
-"""Sends in flight per connection of the flood."""
-BLOCK = 250
-"""Sends that a connection of the flood writes at once."""
-FLOODS = (0, 1, 10)
 
 
-class FloodConnection:
-    """Keeps WINDOW sends in flight on one connection."""
-
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port))
-        self.socket.setblocking(False)
-        self.answered = 0
-        self._sent = 0
-        self._block = memoryview(b"".join(send_frame(n) for n in range(BLOCK)))
-        self._unsent = self._block[:0]
-        self._received = bytearray()
-
-    def write(self) -> None:
-        """Write as much as the window and the socket's buffer take."""
-        try:
-            while self._unsent or self._sent - self.answered <= WINDOW - BLOCK:
-                if not self._unsent:
-                    self._unsent = self._block
-                    self._sent += BLOCK
-                self._unsent = self._unsent[self.socket.send(self._unsent) :]
-        except BlockingIOError:
-            return
-
-    def read(self) -> None:
-        """Count the responses that have arrived."""
-        try:
-            data = self.socket.recv(1 << 18)
-        except BlockingIOError:
-            return
-        if not data:
-            raise ConnectionError("the broker closed the connection")
-        received, at = self._received, 0
-        received += data
-        while at + 4 <= len(received):
-            end = at + 4 + int.from_bytes(received[at : at + 4], "big")
-            if end > len(received):
-                break
-            at = end
-            self.answered += 1
-        del received[:at]
-
-
-def flood(port: int, count: int, seconds: float) -> None:
-    """Run `count` flooding connections; prints "begun", then the sends per second."""
-    connections = [FloodConnection(port) for _ in range(count)]
-    selector = selectors.DefaultSelector()
-    for connection in connections:
-        selector.register(
-            connection.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, connection
-        )
-    began = time.monotonic()
-    print("begun", flush=True)
-    while time.monotonic() < began + seconds:
-        for key, events in selector.select(0.1):
-            if events & selectors.EVENT_READ:
-                key.data.read()
-            key.data.write()
-    answered = sum(connection.answered for connection in connections)
-    print(json.dumps(answered / (time.monotonic() - began)), flush=True)
+def serve_idle() -> None:
+    """A server that only answers: prints its port, serves one connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        print(server.getsockname()[1], flush=True)
+        connection, _ = server.accept()
+        with connection:
+            while True:
+                try:
+                    request = read_frame(connection)
+                except ConnectionError:
+                    return
+                connection.sendall(response(0, request.opaque, request.encoding))
 
 
 @contextmanager
@@ -101,45 +52,63 @@ def healthy_client(port: int) -> Iterator[list[float]]:
     taken: list[float] = []
     yield taken
     output, _ = process.communicate()
-    taken += json.loads(output)
+    taken += sorted(json.loads(output))
 
 
-def measure(port: int, floods: int) -> tuple[list[float], float]:
-    """The durations of the neighbour's sends in ms, and the flood's sends per second."""
-    command = [sys.executable, "-m", "benchmarks.neighbour", str(port), str(floods), str(SECONDS)]
+@contextmanager
+def idle_server() -> Iterator[int]:
+    """The port of a server that does nothing but answer."""
+    command = [sys.executable, "-m", "benchmarks.neighbour", "idle"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+        process.wait()
+
+
+def measure(port: int, attack: str) -> tuple[list[float], list[float], float]:
+    """The durations of sends to the broker and to the idle server, and the attack's rate."""
+    command = [sys.executable, "-m", "benchmarks.attacks", str(port), attack, str(SECONDS)]
     rate = 0.0
-    with healthy_client(port) as taken:
-        if floods:
-            rate = json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
-        else:
-            time.sleep(SECONDS)
-    return sorted(taken), rate
+    with idle_server() as idle_port:
+        if not attack:
+            with healthy_client(port) as taken, healthy_client(idle_port) as idle:
+                time.sleep(SECONDS)
+            return taken, idle, rate
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begun\n"
+            with healthy_client(port) as taken, healthy_client(idle_port) as idle:
+                rate = json.loads(process.stdout.readline())
+    return taken, idle, rate
 
 
-def main() -> None:
+def at(taken: list[float], share: float) -> str:
+    return f"{taken[min(int(len(taken) * share), len(taken) - 1)]:.1f}"
+
+
+def main(names: list[str] | None = None) -> None:
     table = Table(title=f"a neighbour's sends, ms ({SECONDS:.0f} s each)")
-    for column in ("beside it", "sends", "p50", "p99", "max", "flood, sends/s"):
+    columns = ("beside it", "sends", "p50", "p99", "max", "idle server p99", "max", "requests/s")
+    for column in columns:
         table.add_column(column, justify="left" if column == "beside it" else "right")
-    with (
-        tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
-        penstock.Up(Path(folder)) as up,
-    ):
-        for floods in FLOODS:
-            taken, rate = measure(int(up.broker_address.rpartition(":")[2]), floods)
-            at = [taken[int(len(taken) * share)] for share in (0.5, 0.99)]
-            beside = f"{floods} producers with {WINDOW:,} sends in flight" if floods else "none"
+    for name in names or ["", *ATTACKS]:
+        with (
+            tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
+            penstock.Up(Path(folder)) as up,
+        ):
+            taken, idle, rate = measure(int(up.broker_address.rpartition(":")[2]), name)
             table.add_row(
-                beside,
+                ATTACKS[name].what if name else "none",
                 f"{len(taken):,}",
-                *(f"{value:.1f}" for value in at),
-                f"{taken[-1]:.1f}",
+                *(at(taken, share) for share in (0.5, 0.99, 1)),
+                *(at(idle, share) for share in (0.99, 1)),
                 f"{rate:,.0f}",
             )
-    Console().print(table)
+    Console(width=150).print(table)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4:
-        flood(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    if sys.argv[1:] == ["idle"]:
+        serve_idle()
     else:
-        main()
+        main(sys.argv[1:])

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.config import ServerConfig
 from penstock.errors import SystemBusy, WireError
+from penstock.server.full_reads import FullReads
 from penstock.server.memory_limit import MemoryLimit
 from penstock.server.request_loop import RequestLoop
 from penstock.wire.frame import Request
@@ -43,6 +44,7 @@ class ConnectionServer(Protocol):
     """What a connection needs of its server."""
 
     buffer: memoryview
+    full_reads: FullReads
     request_loop: RequestLoop
     memory: MemoryLimit
     bad_frames: int
@@ -88,7 +90,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         # The transport holds more than `output_bytes_max`; reading is paused.
         self._write_paused = False
         self._read_paused = False
-        # The last read filled its buffer; reading continues in the next loop iteration.
+        # The last read filled its buffer; reading continues when it is the connection's turn.
         self._yielding = False
         # Requests that were woken while writing was paused.
         self._postponed: list[tuple[SuspendedRequest, bool]] = []
@@ -161,7 +163,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._own is None:
-            return self._server.buffer
+            return self._server.full_reads.view
         return self._own[self._end :]
 
     def buffer_updated(self, count: int) -> None:
@@ -170,14 +172,16 @@ class ClientConnection(asyncio.BufferedProtocol):
         now_ms = self._server.now_ms()
         self.active_ms = self._server.monotonic_ms()
         own = self._own
-        size = len(self._server.buffer) if own is None else len(own) - self._end
+        full_reads = self._server.full_reads
+        size = len(full_reads.view) if own is None else len(own) - self._end
         self._take_bytes(count, now_ms)
         if count == size and not self._closing:
             self._yielding = True
             self._adjust_reading()
-            self._server.soon(self._end_yield)
+            full_reads.wait(self)
 
-    def _end_yield(self) -> None:
+    def end_yield(self) -> None:
+        """Read again, after other connections were served."""
         self._yielding = False
         self._adjust_reading()
 

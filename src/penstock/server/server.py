@@ -15,6 +15,7 @@ from penstock.config import LiveSettings, ServerConfig, Settings
 from penstock.rpc.answers import EffectQueue, EncodedReply
 from penstock.server.answer_executor import AnswerExecutor, NameServerCalls
 from penstock.server.connection import ClientConnection
+from penstock.server.full_reads import FullReads
 from penstock.server.listener import Listener, listen
 from penstock.server.memory_limit import MemoryLimit
 from penstock.server.pending_response import PendingResponse, ResponseConnection
@@ -89,6 +90,7 @@ class Server:
             nameservers=nameservers,
         )
         self.buffer = memoryview(bytearray(READ_BYTES))
+        self.full_reads = FullReads(self.buffer, self.soon)
         self.request_loop.bind(self.buffer, bytes(8))
         self.bad_frames = 0
         self.refused_connections = 0

@@ -10,6 +10,7 @@ from penstock.config import ServerConfig
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
 from penstock.server.connection import ClientConnection
+from penstock.server.full_reads import FullReads
 from penstock.server.memory_limit import MemoryLimit
 from penstock.server.request_loop import RequestLoop
 from penstock.wire.output import encode
@@ -39,6 +40,7 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(BUFFER_BYTES))
+        self.full_reads = FullReads(self.buffer, self.soon)
         self.request_loop = RequestLoop(OkService(), time_ns=lambda: 0)
         self.request_loop.bind(self.buffer, bytes(8))
         self.memory = MemoryLimit(lambda: 1 << 30, {})
