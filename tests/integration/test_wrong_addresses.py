@@ -84,6 +84,24 @@ def test_client_with_tls_names_a_server_without(run: Run, broker_address: str) -
     run(body())
 
 
+def test_client_with_tls_names_a_server_that_ignores_its_handshake(run: Run) -> None:
+    async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def body() -> None:
+        server = await asyncio.start_server(ignore, "127.0.0.1", 0)
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        peer = Peer(address, ssl=ssl.create_default_context(), connect_ms=500)
+        with pytest.raises(PeerUnreachable, match="handshake failed: no answer within") as caught:
+            await peer.call(3, timeout_ms=5000)
+        assert "the server may not use TLS" in caught.value.hint
+        await peer.close()
+        server.close()
+
+    run(body())
+
+
 def test_client_without_tls_names_a_server_that_requires_it(
     run: Run, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

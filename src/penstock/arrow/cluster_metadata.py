@@ -117,6 +117,14 @@ class AsyncClusterMetadata(Lifetime):
                 raise NoQueue(f"the topic {name} has no queue that can be read")
         return found
 
+    async def check_topic(self, topic: str | None) -> None:
+        """Return if a broker is registered, and one has the topic. Raises NoRoute, ReadGaveUp."""
+        await self.with_retries(self._check_any_broker)
+        if topic is not None:
+            name = self._session.with_namespace(topic)
+            if await self.with_retries(lambda: self._session.find_route(name)) is None:
+                raise await self._session.nameservers.no_route(name)
+
     async def _check_any_broker(self) -> None:
         if not await self._admin.brokers():
             raise NoRoute(
@@ -424,6 +432,7 @@ class ClusterMetadata(SyncClient[AsyncClusterMetadata]):
     queues = blocking(AsyncClusterMetadata.queues)
     all_queues = blocking(AsyncClusterMetadata.all_queues)
     required_queues = blocking(AsyncClusterMetadata.required_queues)
+    check_topic = blocking(AsyncClusterMetadata.check_topic)
     min_offsets = blocking(AsyncClusterMetadata.min_offsets)
     max_offsets = blocking(AsyncClusterMetadata.max_offsets)
     all_min_offsets = blocking(AsyncClusterMetadata.all_min_offsets)

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 CONNECT_MS = 3_000
 NO_TLS_HINT = "the server may not use TLS: turn TLS off in the client, or on at the server"
+_TLS_FAILURES = (tls.SSLError, ConnectionResetError, ConnectionAbortedError)
+"""Errors of a handshake; the last one is a timeout."""
 
 Sign: TypeAlias = Callable[[int, Mapping[str, str], bytes], Mapping[str, str]]
 """(code, fields, body) → the fields to send, including the signature."""
@@ -227,14 +229,17 @@ class Peer:
         except (OSError, UnicodeError) as error:  # refused, no such name, TLS failed
             message = f"can't connect: {_reason(error)}"
             hint = None
-            if self._ssl is not None and isinstance(error, tls.SSLError | ConnectionResetError):
+            if self._ssl is not None and isinstance(error, _TLS_FAILURES):
                 reason = _reason(error) or "the server closed the connection"
+                if isinstance(error, ConnectionAbortedError):
+                    reason = f"no answer within {self._handshake_ms} ms"
                 message, hint = f"the TLS handshake failed: {reason}", NO_TLS_HINT
             raise PeerUnreachable(message, address=self.address, hint=hint) from None
 
     async def _open(self) -> PeerConnection:
         """A connection to the first address of the host that accepts it."""
         failure: OSError | None = None
+        handshake_s = None if self._ssl is None else self._handshake_ms / 1000
         for numeric_host in await _resolve(self.host, self.port):
             try:
                 _, connection = await asyncio.get_running_loop().create_connection(
@@ -249,6 +254,7 @@ class Peer:
                     self.port,
                     ssl=self._ssl,
                     server_hostname=None if self._ssl is None else self.host,
+                    ssl_handshake_timeout=handshake_s,
                 )
             except OSError as error:
                 failure = failure or error
@@ -256,6 +262,12 @@ class Peer:
                 return self._use(connection)
         assert failure is not None, "a name has at least one address"
         raise failure
+
+    @property
+    def _handshake_ms(self) -> int:
+        """The time for a TLS handshake: less than for the connection, so that a server that ignores
+        it is told from one that can't be reached."""
+        return self._connect_ms * 4 // 5
 
     def _use(self, connection: PeerConnection) -> PeerConnection:
         """Use a new connection, in the step in which it was opened, so that `close` finds it."""

@@ -27,7 +27,8 @@ class SendOptions:
     a replica timed out (FLUSH_DISK_TIMEOUT and similar). `avoid_faulty` avoids brokers that failed
     or were slow, after failures for `avoid_ms` or, if that is None, by RocketMQ's table. Bodies of
     at least `compress_above_bytes` are compressed. At most `in_flight_max` messages wait for their
-    acknowledgement.
+    acknowledgement. Brokers may create topics that do not exist, unless `create_topics` is False:
+    then such a send raises NoRoute.
     """
 
     retries: int = 2
@@ -38,6 +39,7 @@ class SendOptions:
     avoid_faulty: bool = True
     avoid_ms: int | None = None
     in_flight_max: int = 10_000
+    create_topics: bool = True
 
     def __post_init__(self) -> None:
         kinds = [kind.name.lower() for kind in Compression]

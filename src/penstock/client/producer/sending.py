@@ -441,7 +441,7 @@ class Sender(FastPath):
         """From the topic's route, else from the template topic's; raises NoRoute."""
         session = self._session
         route = session.cached_route(name) or await session.find_route(name)
-        if route is None:
+        if route is None and self.options.create_topics:
             route = session.cached_route(TOPIC_AUTO_CREATE)
             route = route or await session.find_route(TOPIC_AUTO_CREATE)
         if route is None:

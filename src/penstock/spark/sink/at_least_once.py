@@ -41,7 +41,7 @@ from penstock.errors import (
 )
 from penstock.spark.sink.row_messages import RowMessage
 from penstock.spark.sink.send_batches import SendBatch, make_send_batches
-from penstock.spark.sink.sink_options import SinkOptions
+from penstock.spark.sink.sink_options import NEW_TOPIC_MS, SinkOptions
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +49,6 @@ SEND_BATCHES_MAX: Final = 64
 """Send batches in flight of one task, besides the limit on their bytes."""
 NOT_DURABLE_MAX: Final = 3
 """How often a row is sent that its broker stores but not durably: each attempt adds a copy."""
-NEW_TOPIC_MS: Final = 10_000
-"""How long a topic may be missing that this process has not sent to before.
-
-A broker that starts registers its topics within moments; a misspelt topic never appears.
-"""
 PRODUCERS_MAX: Final = 4
 """Producers that a worker process keeps open for later tasks."""
 

@@ -39,6 +39,7 @@ from penstock.spark.sink.row_messages import (
     RowReader,
 )
 from penstock.spark.sink.sink_options import SinkOptions
+from penstock.spark.sink.target_check import check_target
 from penstock.spark.sink.task_id import TaskId
 from penstock.spark.worker_entry import in_worker
 
@@ -68,13 +69,15 @@ class TaskWritten(WriterCommitMessage):
 def make_writer(
     options: Mapping[str, str], schema: "StructType", overwrite: bool
 ) -> DataSourceArrowWriter:
-    """The writer of a batch write; raises BadSetting."""
+    """The writer of a batch write; raises BadSetting, and as `check_target`."""
     if overwrite:
         raise BadSetting(
             'a topic can\'t be overwritten: mode("overwrite") is refused',
             hint='write with mode("append"); brokers delete old messages by age',
         )
-    return BatchWriter(_WritePlan(options, schema, stream=False))
+    plan = _WritePlan(options, schema, stream=False)
+    check_target(plan.options)
+    return BatchWriter(plan)
 
 
 @in_worker()
@@ -138,6 +141,8 @@ class _WritePlan:
     def run(self, batches: Iterator["pa.RecordBatch"]) -> TaskWritten:
         task = self._task()
         options = self.options
+        if self._stream and task.batch_id == 0:
+            check_target(options)  # a batch write has been checked where it was planned
         reader = RowReader(
             self._plan,
             partition=task.partition,

@@ -35,7 +35,7 @@ from penstock.spark.sink.commit_messages import HalfMessageOffsets, HalfMessages
 from penstock.spark.sink.control_topic import ControlTopic
 from penstock.spark.sink.row_messages import RowMessage
 from penstock.spark.sink.send_batches import is_delayed
-from penstock.spark.sink.sink_options import SinkOptions
+from penstock.spark.sink.sink_options import NEW_TOPIC_MS, SinkOptions
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import KVTable
 from penstock.wire.codes import (
@@ -98,6 +98,7 @@ class SinkClient(AsyncTransactionProducer):
             compress_above_bytes=options.compress_above_bytes,
             message_bytes_max=max(options.message_bytes_max, MESSAGE_BYTES_MAX),
             in_flight_max=IN_FLIGHT_MAX,
+            create_topics=options.create_topics,
             **options.connection.client_keywords(),
         )
         self._penstock_brokers: set[str] = set()  # brokers, by name
@@ -146,6 +147,14 @@ class SinkClient(AsyncTransactionProducer):
                 await self._check_broker(broker)
             self._checked_topics.add(topic)
 
+    async def _check_topic(self, topic: str) -> None:
+        """Raise NoRoute for a topic that does not exist; waits for a NameServer."""
+        session = self._session
+        name = session.with_namespace(topic)
+        find_route = partial(session.find_route, name)
+        if await retry(session.clock, self._options.delivery_timeout_ms, find_route) is None:
+            raise await session.nameservers.no_route(name)
+
     async def _check_broker(self, broker: str) -> None:
         if broker in self._penstock_brokers:
             return
@@ -179,6 +188,8 @@ class SinkClient(AsyncTransactionProducer):
         Raises RowRefused for a row that can't be sent, WriteGaveUp after the delivery timeout.
         """
         for topic in {row.message.topic for row in rows}:
+            if not self._options.create_topics and topic not in self._checked_topics:
+                await retry(self._session.clock, NEW_TOPIC_MS, partial(self._check_topic, topic))
             await self._retry(partial(self.check_brokers, topic))
         half_properties = {
             **properties,

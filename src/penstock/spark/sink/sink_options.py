@@ -13,6 +13,7 @@ from penstock.wire.codes import group_fault
 
 SINK_OPTIONS: Final = (
     "topic",
+    "createTopics",
     "delivery",
     "sinkId",
     "batchId",
@@ -39,6 +40,11 @@ BATCH_BYTES: Final = 256 * 1024
 IN_FLIGHT_BYTES: Final = 16 * 1024 * 1024
 DELIVERY_MS: Final = 120_000
 """The default of Kafka's producers: a broker restarts within it."""
+NEW_TOPIC_MS: Final = 5_000
+"""How long a topic may be missing that this process has not sent to before.
+
+A broker that starts registers its topics within moments; a misspelt topic never appears.
+"""
 TRANSACTION_MS: Final = 24 * 3_600_000
 MESSAGES_IN_FLIGHT_MAX: Final = 100_000
 """The producer's own limit; the sink stays below it."""
@@ -52,6 +58,8 @@ class SinkOptions:
     connection: ConnectionOptions
     topic: str | None
     """The topic of all rows; None: each row has a column `topic`."""
+    create_topics: bool
+    """Whether rows for a topic that does not exist let a broker create it."""
     transactional: bool
     sink_id: str | None
     """The permanent identity of this sink; None: the id of the streaming query."""
@@ -89,6 +97,7 @@ class SinkOptions:
         found = cls(
             connection=ConnectionOptions.of(given),
             topic=given.text("topic"),
+            create_topics=given.boolean("createTopics", default=False),
             transactional=transactional,
             sink_id=given.text("sinkId"),
             batch_id=_batch_id(given),
@@ -117,6 +126,7 @@ class SinkOptions:
             compress_above_bytes=self.compress_above_bytes,
             message_bytes_max=self.message_bytes_max,
             in_flight_max=MESSAGES_IN_FLIGHT_MAX,
+            create_topics=self.create_topics,
             **self.connection.client_keywords(),
         )
 
@@ -128,6 +138,7 @@ class SinkOptions:
             self.compression,
             self.compress_above_bytes,
             self.message_bytes_max,
+            self.create_topics,
         )
 
 

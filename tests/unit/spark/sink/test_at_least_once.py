@@ -229,7 +229,7 @@ def test_permission_error_is_not_retried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "least_ms", "most_ms"), [([], 10_000, 13_000), (["t"], 20_000, 23_000)]
+    ("known", "least_ms", "most_ms"), [([], 5_000, 8_000), (["t"], 20_000, 23_000)]
 )
 def test_known_topic_is_waited_for_longer(known: list[str], least_ms: int, most_ms: int) -> None:
     brokers = ScriptedProducer(lambda message: NoRoute("no topic 't'; similar: 'tt'"))
