@@ -1,5 +1,6 @@
 """`penstock pipeline …`: ready-made Spark pipelines."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -99,7 +100,11 @@ def _command(found: "Pipeline") -> click.Command:
         settings = _settings(conf)
         with _usage():  # check the options first: Spark takes ten seconds to start
             found.job(
-                options, connection=_connection(cluster), checkpoint=checkpoint, trigger=trigger
+                options,
+                connection=_connection(cluster),
+                checkpoint=checkpoint,
+                trigger=trigger,
+                local_files=_has_local_files(settings),
             )
         with _session(found.name, master, settings) as spark, _progress() as on_batch, _usage():
             ended = run_pipeline(
@@ -250,6 +255,11 @@ def _settings(conf: tuple[str, ...]) -> dict[str, str]:
         if not text.partition("=")[1]:
             raise click.UsageError(f"--conf must be KEY=VALUE, not {text!r}")
     return dict(text.split("=", 1) for text in conf)
+
+
+def _has_local_files(settings: dict[str, str]) -> bool:
+    """Whether Spark takes paths without a scheme as paths of this machine."""
+    return "HADOOP_CONF_DIR" not in os.environ and not any("fs.default" in key for key in settings)
 
 
 def _debug() -> bool:

@@ -141,6 +141,8 @@ class PipelineJob:
     """The connection options of format `penstock`: nameserver, accessKey and so on."""
     checkpoint: str | None = None
     trigger: Trigger = field(default_factory=lambda: Trigger.parse("10 seconds"))
+    local_files: bool = False
+    """Whether paths without a scheme are certainly on this machine."""
     say: Callable[[str], None] = _ignore_line
     """Shows a line to the user."""
     rows: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -219,6 +221,7 @@ class Pipeline:
         connection: Mapping[str, str] = MappingProxyType({}),
         checkpoint: str | None = None,
         trigger: str | None = None,
+        local_files: bool = False,
         say: Callable[[str], None] = _ignore_line,
     ) -> PipelineJob:
         """A job with checked options; raises a PenstockError."""
@@ -227,6 +230,7 @@ class Pipeline:
             connection=connection,
             checkpoint=checkpoint,
             trigger=Trigger.parse(trigger or self.trigger),
+            local_files=local_files,
             say=say,
         )
         self.verify(job)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from penstock.client.messages import SendStatus
+from penstock.client.messages import Message, SendStatus
 from penstock.client.topic_routes import Route
 from penstock.clock import pause
-from penstock.errors import NoPermission, SendFailed
+from penstock.errors import NoPermission, NoRoute, SendFailed
 from penstock.wire.codes import ResponseCode
 from tests.unit.client.producer.sending_kit import FakeCluster
 from tests.unit.client.producer.test_sending import ORDER, run
@@ -62,6 +62,20 @@ def test_time_in_which_the_application_blocks_the_loop_is_not_part_of_the_timeou
         (frame,) = cluster["broker-a"].requests()
         cluster["broker-a"].answer(frame)
         assert (await sending).status is SendStatus.SEND_OK
+        await cluster.end()
+
+    run(body())
+
+
+def test_unknown_topic_is_not_created_if_the_producer_must_not() -> None:
+    async def body() -> None:
+        cluster = FakeCluster()
+        cluster.add("TBW102", queues=8)
+        sending = cluster.sender(create_topics=False).submit(Message("New", b"x"))
+        await cluster.run_pending()
+        with pytest.raises(NoRoute, match="'New'"):
+            await sending
+        assert cluster["broker-a"].requests() == []
         await cluster.end()
 
     run(body())

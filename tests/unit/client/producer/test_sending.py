@@ -86,20 +86,6 @@ def test_request_carries_the_message_without_changing_it() -> None:
     run(body())
 
 
-def test_unknown_topic_is_not_created_if_the_producer_must_not() -> None:
-    async def body() -> None:
-        cluster = FakeCluster()
-        cluster.add("TBW102", queues=8)
-        sending = cluster.sender(create_topics=False).submit(Message("New", b"x"))
-        await cluster.run_pending()
-        with pytest.raises(NoRoute, match="'New'"):
-            await sending
-        assert cluster["broker-a"].requests() == []
-        await cluster.end()
-
-    run(body())
-
-
 def test_unknown_topic_uses_the_template_topic_until_it_has_a_route() -> None:
     async def body() -> None:
         cluster = FakeCluster()

@@ -31,6 +31,8 @@ from penstock.spark.pipelines.insight.report_data import collect_report_data
 from penstock.spark.pipelines.job_cancel import Stopped, cancel_on_stop
 from penstock.spark.pipelines.lake.batch_commits import METADATA_DIR
 from penstock.spark.pipelines.lake.lake_files import HadoopFiles
+from penstock.spark.pipelines.lake.lake_rows import check_lake
+from penstock.spark.pipelines.local_paths import local_path
 from penstock.spark.pipelines.running import (
     Option,
     Pipeline,
@@ -113,6 +115,12 @@ def verify(job: PipelineJob) -> None:
         wanted_queues(job, selection)
     elif job["log"] is not None:
         plan_scan(job["log"], LogSelection(columns=("topic",)))
+    else:
+        check_lake(job, job["lake"])
+    output = local_path(job, job["output"])
+    is_ours = output is None or (output / MARKER).exists()
+    if output is not None and not is_ours and any(path.is_file() for path in output.rglob("*")):
+        raise _foreign_output(job["output"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +204,16 @@ def _output(spark: "SparkSession", output: str) -> HadoopFiles:
     files = HadoopFiles(spark, output)
     if files.size(MARKER) is None:
         if files.walk(""):
-            raise BadSetting(
-                f"--output {output} contains files of other programs",
-                hint="use a new or an empty directory",
-            )
+            raise _foreign_output(output)
         files.write_new(MARKER, b"Tables and report of `penstock pipeline run insight`.\n")
     return files
+
+
+def _foreign_output(output: str) -> BadSetting:
+    return BadSetting(
+        f"--output {output} contains files of other programs",
+        hint="use a new or an empty directory",
+    )
 
 
 def _append_lag(

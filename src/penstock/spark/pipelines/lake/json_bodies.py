@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import BadSetting
+from penstock.spark.pipelines.lake.schema_text import HINT, check_names
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -38,24 +39,15 @@ class BodySchema:
         from pyspark.errors import PySparkException
         from pyspark.sql.types import StructType
 
-        hint = 'for example "id STRING NOT NULL, amount DOUBLE, items ARRAY<STRING>"'
         try:
             schema = StructType.fromDDL(ddl)
         except PySparkException as error:
             text = str(error).partition("SQLSTATE")[0].strip()
-            raise BadSetting(f"the schema {ddl!r} can't be read: {text}", hint=hint) from None
+            raise BadSetting(f"the schema {ddl!r} can't be read: {text}", hint=HINT) from None
         if not isinstance(schema, StructType) or not schema.fields:
-            raise BadSetting(f"the schema {ddl!r} has no columns", hint=hint)
+            raise BadSetting(f"the schema {ddl!r} has no columns", hint=HINT)
         names = [prefix + field.name for field in schema.fields]
-        lower = {name.lower() for name in taken}
-        clash = [name for name in names if name.lower() in lower]
-        if clash:
-            raise BadSetting(
-                f"the schema names {', '.join(clash)}, which are columns of messages",
-                hint="leave these columns out with --columns, or use --prefix",
-            )
-        if len({name.lower() for name in names}) < len(names):
-            raise BadSetting(f"the schema {ddl!r} names a column twice")
+        check_names(ddl, names, taken=taken)
         return cls(tuple(schema.fields), prefix)
 
     def parsed(self, messages: "DataFrame") -> "DataFrame":

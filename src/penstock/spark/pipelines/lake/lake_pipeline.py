@@ -54,7 +54,8 @@ def start(spark: "SparkSession", job: PipelineJob) -> "list[StreamingQuery]":
 
 def verify(job: PipelineJob) -> None:
     """Raise errors in options, servers or topics."""
-    _, source = _parse(job)
+    settings, source = _parse(job)
+    settings.check_schema(settings.columns)
     if source is not None:
         job.queues(**source)
 

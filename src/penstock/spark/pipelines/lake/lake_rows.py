@@ -4,9 +4,25 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import BadSetting, PipelineFailed
 from penstock.spark.pipelines.lake.lake_files import HadoopFiles
+from penstock.spark.pipelines.local_paths import local_path
+from penstock.spark.pipelines.running import PipelineJob
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+def check_lake(job: PipelineJob, lake: str) -> None:
+    """Raise BadSetting if this is certainly not a lake."""
+    path = local_path(job, lake)
+    if path is not None and not (path / "data").is_dir():
+        raise _no_lake(lake)
+
+
+def _no_lake(lake: str) -> BadSetting:
+    return BadSetting(
+        f"{lake} is not a lake: it has no directory data",
+        hint="use the directory that --lake of the pipeline `lake` names",
+    )
 
 
 def lake_rows(spark: "SparkSession", lake: str) -> "DataFrame":
@@ -16,10 +32,7 @@ def lake_rows(spark: "SparkSession", lake: str) -> "DataFrame":
 
     files = HadoopFiles(spark, lake)
     if files.size("data") is None:
-        raise BadSetting(
-            f"{lake} is not a lake: it has no directory data",
-            hint="use the directory that --lake of the pipeline `lake` names",
-        )
+        raise _no_lake(lake)
     url = files.url("data")
     try:  # later files may have more columns
         found = spark.read.option("mergeSchema", "true").parquet(url).schema

@@ -27,6 +27,7 @@ from penstock.spark.pipelines.lake.lake_compaction import (
 )
 from penstock.spark.pipelines.lake.lake_files import File, HadoopFiles
 from penstock.spark.pipelines.lake.lake_owner import LakeLease
+from penstock.spark.pipelines.lake.schema_text import check_schema_text
 from penstock.spark.pipelines.query_errors import translate_batch_errors
 from penstock.spark.pipelines.query_start import start_query
 from penstock.spark.pipelines.running import PipelineJob, Trigger
@@ -94,8 +95,17 @@ class LakeSettings:
         """The schema of bodies beside these columns; raises BadSetting."""
         if self.schema is None:
             return None
-        taken = {*columns, *PARTITIONS} - {"body"}
-        return BodySchema.parse(self.schema, prefix=self.prefix, taken=taken)
+        return BodySchema.parse(self.schema, prefix=self.prefix, taken=_taken(columns))
+
+    def check_schema(self, columns: Iterable[str]) -> None:
+        """As `body_schema`, as far as it can be checked without Spark."""
+        if self.schema is not None:
+            check_schema_text(self.schema, prefix=self.prefix, taken=_taken(columns))
+
+
+def _taken(columns: Iterable[str]) -> set[str]:
+    """The names that columns of bodies can't have."""
+    return {*columns, *PARTITIONS} - {"body"}
 
 
 def write_lake(

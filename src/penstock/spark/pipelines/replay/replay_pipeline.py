@@ -16,7 +16,7 @@ from penstock.arrow.log_slices import LogSelection, plan_scan
 from penstock.arrow.source_options import SourceOptions
 from penstock.errors import BadSetting, PipelineFailed
 from penstock.spark.pipelines.job_cancel import Stopped, cancel_on_stop
-from penstock.spark.pipelines.lake.lake_rows import lake_rows
+from penstock.spark.pipelines.lake.lake_rows import check_lake, lake_rows
 from penstock.spark.pipelines.replay import options
 from penstock.spark.pipelines.replay.pace import PACES, SLICE_ROWS, STEP_MS, Pace, duration_text
 from penstock.spark.pipelines.replay.replay_run import ReplayPlan, ReplayRun
@@ -241,6 +241,8 @@ def verify(job: PipelineJob) -> None:
             [(each, job["target"]) for each in chosen.topics], same_topic=job["same_topic"]
         )
         _check_targets(job, {job["target"]})
+    if job["lake"] is not None and job["run"] is None:  # a continued run does not need it
+        check_lake(job, job["lake"])
 
 
 def _check_source(job: PipelineJob, chosen: Selection) -> None:

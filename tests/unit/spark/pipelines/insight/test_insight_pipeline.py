@@ -142,17 +142,21 @@ def test_invalid_options_are_refused_before_spark_starts(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_the_start_stops_spark(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    number: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     session = MagicMock()
+    (tmp_path / "lake" / "data").mkdir(parents=True)
 
     def start(*args: object, **keywords: object) -> MagicMock:
         os.kill(os.getpid(), number)
         return session
 
     monkeypatch.setattr("penstock.spark.session.spark_session", start)
-    command = ["pipeline", "run", "insight", "--output", "/tmp/out", "--lake", "/nowhere"]
-    assert main(command) == 0
+    paths = ("--output", str(tmp_path / "out"), "--lake", str(tmp_path / "lake"))
+    assert main(["pipeline", "run", "insight", *paths]) == 0
     assert "stopped before the pipeline started" in capsys.readouterr().err
     session.stop.assert_called_once_with()
 
