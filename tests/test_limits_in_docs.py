@@ -48,9 +48,11 @@ from penstock.server.connection import IN_FLIGHT_MAX, STUCK_MS
 from penstock.server.listener import FIRST_BYTE_MS, HANDSHAKE_SECONDS, REFRESH_MS, WAITING_MAX
 from penstock.server.memory_limit import SOFT_SHARE
 from penstock.server.server import SLOW_READ_MS
+from penstock.store.commitlog import STEP_BYTES_MAX
 from penstock.store.consumequeue.consumequeue import ALLOCATE_BYTES, BLOCK_BYTES
 from penstock.store.lookup import QUERY_MAX
 from penstock.store.recovery.checkpoint import PAGE_BYTES, SLACK_MS
+from penstock.store.segment import FIRST_BYTES
 from penstock.store.store import PREPARED_MAX
 from penstock.store.timer.timer_log import UNIT_BYTES
 from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
@@ -201,7 +203,9 @@ STORE_ROWS: list[Row] = [
     ("store.md", "`disk_clean_percent` ({})", (STORE.disk_clean_percent,)),
     ("store.md", "`disk_force_percent` ({})", (STORE.disk_force_percent,)),
     ("store.md", "`disk_refuse_percent` ({})", (STORE.disk_refuse_percent,)),
-    ("migration.md", "and the next one: {} GiB", (2 * whole(STORE.segment_bytes, GIB),)),
+    ("migration.md", "most {} MiB more than it holds", (2 * STEP_BYTES_MAX >> 20,)),
+    ("store.md", "at least {} MiB and at most {} MiB. A message is written only",
+     (FIRST_BYTES >> 20, 2 * STEP_BYTES_MAX >> 20)),
     ("migration.md", "rolled back after {} counted checks", (BROKER.transaction_checks_max,)),
     ("migration.md", "up to {} days ahead", (whole(STORE.timer_delay_s_max, DAY_S),)),
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """A whole broker over real sockets, in this process."""
 
 import asyncio
+import logging
 import socket
 import threading
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ from penstock.config import AccessConfig, BrokerConfig, Settings, StoreConfig
 from penstock.errors import BadSetting
 from penstock.server.broker_service import BrokerService
 from penstock.server.nameserver_service import NameServerService
-from penstock.store.disk import POOL_THREADS, Disk
+from penstock.store.disk import POOL_THREADS, STAT_BLOCK_BYTES, Disk
 from penstock.transport.peer import Peer, Response
 from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
 from penstock.wire.codes import RequestCode
@@ -350,3 +351,20 @@ def test_an_advertised_address_of_another_host_is_logged(
             assert "does not reach this broker" in caplog.text
 
     run(body())
+
+
+def test_a_new_broker_takes_little_of_the_disk_and_reports_it(
+    run: Run,  # noqa: F811
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def body() -> None:
+        async with broker(tmp_path, StoreConfig()) as (peer, _):
+            for number in range(10):
+                assert (await send(peer, number)).code == 0
+
+    with caplog.at_level(logging.INFO, "penstock.server.broker_service"):
+        run(body())
+    assert "the log holds 0.0 MiB; log and index take 8.0 MiB of the disk" in caplog.text
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_blocks for path in files) * STAT_BLOCK_BYTES < 32 << 20

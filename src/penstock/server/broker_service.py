@@ -100,6 +100,7 @@ class BrokerService:
                 mode,
                 store.disk.directory_mode,
             )
+        _log_disk_use(store, root)
         return store
 
     async def _listen(
@@ -254,3 +255,19 @@ def _announced(settings: Settings) -> str:
         probe.connect(("192.0.2.1", 9))
         return str(probe.getsockname()[0])
     return "127.0.0.1"
+
+
+def _log_disk_use(store: MessageStore, root: Path) -> None:
+    space = store.disk.space(root)
+    log.info(
+        "%s: the log holds %s; log and index take %s of the disk, which has %s left (%d %% used)",
+        root,
+        _mebibytes(store.log.end - store.log.begin()),
+        _mebibytes(store.disk_bytes()),
+        _mebibytes(space.free),
+        space.percent,
+    )
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / (1 << 20):,.1f} MiB"

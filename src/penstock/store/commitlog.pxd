@@ -21,6 +21,7 @@ cdef class CommitLog:
     cdef long long _target_start
     cdef long long _target_size
     cdef long long _segment_end
+    cdef long long _allocated_to
     cdef long long _prefaulted_to
     cdef object _next
     cdef object _on_roll

@@ -7,15 +7,17 @@ With `by_mapping` records are written straight into the segment's mapping (async
 they are staged in a buffer, which `write_staged` writes to the page cache with one pwrite per
 read of a connection, because a store into a page under writeback stalls (sync flush).
 
-Positions: `end` (appended) ≥ `written` (in the page cache) ≥ flushed (on the disk).
+Positions: `end` (appended) ≥ `written` (in the page cache) ≥ flushed (on the disk). Blocks are
+allocated ahead of `end` in steps that grow with the log, by the pool: a record is appended only
+where they are allocated.
 """
 
 import logging
 from concurrent.futures import Future
 
-from penstock.errors import NotWriteable, StoreError
+from penstock.errors import DiskFull, NotWriteable, StoreError
 from penstock.store.disk import Disk
-from penstock.store.segment import PREFAULT_BYTES, Segment, SegmentList
+from penstock.store.segment import FIRST_BYTES, PREFAULT_BYTES, Segment, SegmentList
 from penstock.wire import layout, octets
 from penstock.wire.record import Record
 
@@ -24,10 +26,20 @@ log = logging.getLogger(__name__)
 DAMAGED_MAX = 10_000
 """The maximum number of damaged records that are remembered, so that each is logged once."""
 STAGING_BYTES = 1024 * 1024
+STEP_BYTES_MAX = 64 * 1024 * 1024
+"""The maximum of `allocation_step`: half a second of writing at the speed of a fast disk."""
 _PREFAULT_BYTES = PREFAULT_BYTES
 
 NO_ROOM = -1
-"""`append` could not get the next segment; `CommitLog.refusal` says why."""
+"""`append` could not get the next blocks or segment; `CommitLog.refusal` says why."""
+
+
+def allocation_step(held: int) -> int:
+    """How far blocks are allocated at least ahead of the write position of a log of `held` bytes.
+
+    As much as the log holds: a small one does not take much more of the disk than its messages.
+    """
+    return min(max(held, FIRST_BYTES), STEP_BYTES_MAX)
 
 
 class CommitLog:
@@ -49,7 +61,7 @@ class CommitLog:
         self.damaged: set[int] = set()
         # How often the log went on in a new segment since the start.
         self.rolls: int = 0
-        # Why the next segment could not be made; cleared by the maintenance, then tried again.
+        # Why there is no space for a record; cleared by the maintenance, then tried again.
         self.refusal: StoreError | None = None
         # The segment being written; changes at every roll. None before `start` and after `close`.
         self._current: Segment | None = None
@@ -59,9 +71,10 @@ class CommitLog:
         self._target: memoryview = memoryview(bytearray(1))
         self._target_start: int = 0
         self._target_size: int = 0
-        # Log offset behind the current segment.
+        # Log offset behind the current segment, and the end of what is known to be allocated.
         self._segment_end: int = 0
-        # Pages up to this log offset were given to the pool to be faulted in.
+        self._allocated_to: int = 0
+        # When the log gets here, the pool prepares what is ahead; see `_prepare_ahead`.
         self._prefaulted_to: int = 0
         # The segment that the pool makes ahead; taken by the next roll.
         self._next: Future[Segment] | None = None
@@ -76,15 +89,19 @@ class CommitLog:
         if current is None:
             current = self.segments.create(end - end % self.segments.segment_bytes)
             self.segments.push(current)
-        else:  # Apache RocketMQ's files are sparse
-            self.disk.allocate(current.fd, 0, current.size, current.path)
+        else:
+            current.write_from(end)
+            try:
+                current.allocate(end + FIRST_BYTES)
+            except DiskFull as error:  # each put tries again; what is stored can be read
+                log.warning("%s: writing is refused until there is space", error)
         self._enter(current)
 
     def append(self, record: Record, queue_offset: int, store_ms: int) -> int:
         """Write a prepared record; returns its offset, or NO_ROOM."""
         offset = self.end
         if (
-            offset + record.size + layout.BLANK_BYTES > self._segment_end
+            offset + record.size + layout.BLANK_BYTES > self._allocated_to
             or offset + record.size - self._target_start > self._target_size
         ):
             if self.make_room(record.size) < 0:
@@ -95,14 +112,14 @@ class CommitLog:
         if self.by_mapping:
             self.written = self.end
         if self.end > self._prefaulted_to:
-            self._prefault()
+            self._prepare_ahead()
         return offset
 
     def make_room(self, size: int) -> int:
         """Roll if `size` bytes (a record, or a whole batch) do not fit into the current segment.
 
-        They also fit into the staging buffer then, so that no record of a batch waits for a write.
-        Returns 0, or NO_ROOM.
+        Then their blocks are allocated, and that of a blank record behind them. They also fit into
+        the staging buffer, so that no record of a batch waits for a write. Returns 0, or NO_ROOM.
         """
         if self.end + size + layout.BLANK_BYTES > self._segment_end:
             assert size + layout.BLANK_BYTES <= self.segments.segment_bytes, (
@@ -110,6 +127,9 @@ class CommitLog:
             )
             if self._roll() < 0:
                 return NO_ROOM
+        needed = self.end + size + layout.BLANK_BYTES
+        if needed > self._allocated_to and self._allocate(needed) < 0:
+            return NO_ROOM
         if self.end + size - self._target_start > self._target_size:
             self.write_staged()
             if size > self._target_size:
@@ -145,6 +165,21 @@ class CommitLog:
         """The lowest offset there is."""
         return self.segments.first
 
+    def _allocate(self, end: int) -> int:
+        """Take over what the pool has allocated meanwhile, or allocate up to `end` here."""
+        segment = self._current
+        assert segment is not None
+        try:
+            segment.allocate(end)
+        except StoreError as error:
+            self.refusal = error
+            return NO_ROOM
+        except OSError as error:
+            self.refusal = NotWriteable(f"{segment.path} can't be extended: {error}")
+            return NO_ROOM
+        self._allocated_to = segment.allocated
+        return 0
+
     def _roll(self) -> int:
         old = self._current
         assert old is not None
@@ -178,12 +213,13 @@ class CommitLog:
     def _next_segment(self) -> Segment:
         made_ahead, self._next = self._next, None
         if made_ahead is not None:
-            return made_ahead.result()  # rarely unfinished: it was started a segment ago
+            return made_ahead.result()  # rarely unfinished: it was started at least a step ago
         return self.segments.create(self._segment_end)
 
     def _enter(self, segment: Segment) -> None:
         self._current = segment
         self._segment_end = segment.start + segment.size
+        self._allocated_to = segment.allocated
         if self.by_mapping:
             self._target = segment.view
             self._target_start = segment.start
@@ -192,25 +228,36 @@ class CommitLog:
             self._resize_staging(min(STAGING_BYTES, segment.size))
             self._target_start = self.end
         self._prefaulted_to = self.end - self.end % _PREFAULT_BYTES
-        if self.disk.threads:
-            if self.lock_memory:
-                self.disk.submit(segment.lock_or_warn)
-            following = segment.start + segment.size
-            self._next = self.disk.submit(lambda: self.segments.create(following))
-        self._prefault()
+        if self.disk.threads and self.lock_memory:
+            self.disk.submit(segment.lock_or_warn)
+        self._prepare_ahead()
 
     def _resize_staging(self, size: int) -> None:
         self._target = memoryview(bytearray(size))
         self._target_size = size
 
-    def _prefault(self) -> None:
-        """Have the pool fault in the pages ahead of the write position."""
+    def _prepare_ahead(self) -> None:
+        """Have the pool allocate blocks and fault in pages ahead of the write position.
+
+        When the segment is allocated to its end, the pool makes the next one.
+        """
         segment = self._current
         assert segment is not None
-        if self.by_mapping and self.disk.threads and self._prefaulted_to < self._segment_end:
-            begin = self._prefaulted_to + _PREFAULT_BYTES
-            self.disk.submit(lambda: segment.prefault(begin, PREFAULT_BYTES))
-        self._prefaulted_to = min(self._prefaulted_to + _PREFAULT_BYTES, self._segment_end)
+        begin = self._prefaulted_to + _PREFAULT_BYTES
+        self._prefaulted_to = min(begin, self._segment_end)
+        if not self.disk.threads:
+            return
+        segment_end = self._segment_end
+        step = allocation_step(self.end - self.segments.first)
+        ahead = min(self.end + 2 * step, segment_end)
+        if ahead == segment_end and self._next is None:
+            self._next = self.disk.submit(lambda: self.segments.create(segment_end))
+        due = segment.allocated < min(self.end + step, segment_end)
+        if due or self.by_mapping:
+            allocate_to = ahead if due else 0
+            prefault_from = begin if self.by_mapping else segment_end
+            # If it fails, the append that needs the blocks tries again and reports it.
+            self.disk.submit(lambda: segment.prepare(allocate_to, prefault_from))
 
     def close(self) -> None:
         """Close the files; a segment that was made ahead and not used is deleted."""

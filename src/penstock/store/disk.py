@@ -21,12 +21,24 @@ from penstock.errors import DiskFull, ReadFailed, StoreError
 POOL_THREADS = 4
 """Cold reads of several consumers, a preallocation and an unlink may wait at the same time."""
 
+FOLIO_BYTES_MAX = mmap.PAGESIZE * min(mmap.PAGESIZE // 8, 2048)
+"""The largest unit of Linux's page cache: 2 MiB where a page has 4 KiB. A store into a mapping
+needs blocks for the whole unit (folio) that its page belongs to. So a file is safe from SIGBUS on a
+full disk only if it is allocated up to a multiple of this, or read without read-ahead."""
+STAT_BLOCK_BYTES = 512
+"""The unit of `st_blocks`, whatever the blocks of the file system are."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FAILURES = (errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE)
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 T = TypeVar("T")
+
+
+def folio_end(at: int) -> int:
+    """The first position from `at` on at which a folio may end."""
+    return -(-at // FOLIO_BYTES_MAX) * FOLIO_BYTES_MAX
 
 
 def is_full(error: OSError) -> bool:
@@ -136,7 +148,10 @@ class Disk:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def open_to_read(self, path: Path) -> int:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        """Open a file for reads without read-ahead, which would fill large folios over holes."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        return fd
 
     def allocate(self, fd: int, at: int, length: int, path: Path) -> None:
         """Allocate blocks, so that no later store into a mapping hits a full disk."""

@@ -6,13 +6,14 @@ entry, 0 if it has none. A key is `topic#key`, for keys and unique ids alike; ta
 before it in its slot, so the slots and the header can be rebuilt from the entries: that is how an
 index survives a crash (`rethread`).
 
-The file is sparse at full length. Slots are allocated when it is created, entries in steps.
+The file is sparse at full length. Slots are allocated when it is created, entries in steps that
+end where a folio ends.
 """
 
 from datetime import datetime
 from pathlib import Path
 
-from penstock.store.disk import Disk
+from penstock.store.disk import Disk, folio_end
 from penstock.store.segment import is_number
 from penstock.wire import layout, octets
 
@@ -59,7 +60,7 @@ class IndexFile:
         fd = disk.create(path, self.size) if new else disk.open(path)
         try:
             if new:
-                disk.allocate(fd, 0, self.entries_at, path)
+                disk.allocate(fd, 0, self._allocation_end(self.entries_at), path)
             self.map: object = disk.map(fd, self.size)
         finally:
             disk.close_file(fd)
@@ -71,7 +72,7 @@ class IndexFile:
 
     def prepare(self) -> None:
         """Allocate the slots before the file is written: Apache's files are sparse."""
-        self.disk.allocate_in(self.path, 0, self.entries_at)
+        self.disk.allocate_in(self.path, 0, self._allocation_end(self.entries_at))
 
     def next_number(self) -> int:
         return octets.get_i32(self.view, layout.INDEX_NEXT_NUMBER_AT)
@@ -190,9 +191,10 @@ class IndexFile:
         Returns how many entries were kept. For files whose slots and header can't be trusted:
         entries of records below `end_offset` are known to be on the disk, later ones are not.
         """
-        self.prepare()
         kept = self._count_below(end_offset)
         self._truncate(kept)
+        kept_end = self.entries_at + (kept + 1) * layout.INDEX_ENTRY_BYTES
+        self.disk.allocate_in(self.path, 0, self._allocation_end(kept_end))
         view = self.view
         first_ms = octets.get_i64(view, layout.INDEX_BEGIN_MS_AT)
         first_offset = octets.get_i64(view, layout.INDEX_BEGIN_OFFSET_AT)
@@ -262,13 +264,17 @@ class IndexFile:
 
     def _allocate(self, number: int) -> None:
         """Allocate a step from entry `number` on, with space for the keys of one message."""
-        end = min(number + KEYS_AHEAD + ALLOCATE_BYTES // layout.INDEX_ENTRY_BYTES, self.entries)
-        length = (end - number) * layout.INDEX_ENTRY_BYTES
         at = self.entries_at + number * layout.INDEX_ENTRY_BYTES
-        self.disk.allocate_in(self.path, at, length)
-        self.allocated = end
+        least = at + KEYS_AHEAD * layout.INDEX_ENTRY_BYTES + ALLOCATE_BYTES
+        allocated_to = self._allocation_end(least)
+        self.disk.allocate_in(self.path, at, allocated_to - at)
+        end = self.allocated = (allocated_to - self.entries_at) // layout.INDEX_ENTRY_BYTES
         if self._preallocate_at == 0:
             self._preallocate_at = (number + end) // 2
+
+    def _allocation_end(self, at: int) -> int:
+        """Up to where blocks must be allocated for a store before position `at`."""
+        return min(folio_end(at), self.size)
 
 
 class Index:

@@ -11,6 +11,8 @@ cdef class Segment:
     cdef readonly unsigned char[::1] view
     cdef readonly bint locked
     cdef readonly bint retired
+    cdef readonly long long allocated
+    cdef object _allocating
 
 cdef class SegmentList:
     cdef readonly object disk

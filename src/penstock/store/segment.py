@@ -3,20 +3,28 @@
 A file is named by the offset of its first byte, 20 digits, so an offset finds its file by a
 division. A segment is reference-counted: retention takes it out of the list and unlinks its name,
 and the file is unmapped when the last reader has released it.
+
+A file has its full length from the start and is sparse. Its blocks are allocated in steps ahead of
+the write position (`allocate`), so a full disk is an error and never a signal.
 """
 
 import logging
 import os
+import threading
 from pathlib import Path
 
 from penstock.store import native
-from penstock.store.disk import Disk
+from penstock.store.disk import FOLIO_BYTES_MAX, Disk
 
 log = logging.getLogger(__name__)
 
 NAME_DIGITS = 20
 PREFAULT_BYTES = 4 * 1024 * 1024
 """How far ahead of the write position pages are faulted in, and how much at a time."""
+ALLOCATE_BYTES = FOLIO_BYTES_MAX
+"""Blocks are allocated in multiples of this."""
+FIRST_BYTES = max(8 * 1024 * 1024, ALLOCATE_BYTES)
+"""How much is allocated of a new segment; not less than what is faulted in ahead."""
 
 
 def segment_name(offset: int) -> str:
@@ -31,7 +39,9 @@ def is_number(name: str) -> bool:
 class Segment:
     """A mapped file that holds the bytes [start, start + size) of a log."""
 
-    def __init__(self, disk: Disk, path: Path, start: int, size: int, fd: int) -> None:
+    def __init__(
+        self, disk: Disk, path: Path, start: int, size: int, fd: int, allocated: int = 0
+    ) -> None:
         # The open file, closed with the segment. Set first, so that `__del__` always closes it.
         self.fd: int = fd
         self.disk: Disk = disk
@@ -46,6 +56,10 @@ class Segment:
         self.locked: bool = False
         # Set when the log has moved on to the next segment; never unset.
         self.retired: bool = False
+        # Log offset up to which blocks are allocated, from the write position on. Any thread may
+        # move it up, one at a time.
+        self.allocated: int = start + allocated
+        self._allocating: threading.Lock = threading.Lock()
 
     def __del__(self) -> None:
         fd, self.fd = self.fd, -1
@@ -57,12 +71,36 @@ class Segment:
         begin = at - self.start
         return memoryview(self.map)[begin : begin + length].toreadonly()  # type: ignore[arg-type]
 
+    def write_from(self, offset: int) -> None:
+        """The next record begins here: what is allocated behind it is not known."""
+        self.allocated = offset - (offset - self.start) % ALLOCATE_BYTES
+
+    def allocate(self, end: int) -> None:
+        """Allocate the blocks up to this log offset; may wait for the disk. Raises DiskFull."""
+        if end <= self.allocated:
+            return
+        with self._allocating:
+            begin = self.allocated
+            steps = -(-(end - self.start) // ALLOCATE_BYTES)
+            end = self.start + min(steps * ALLOCATE_BYTES, self.size)
+            if end > begin:
+                self.disk.allocate(self.fd, begin - self.start, end - begin, self.path)
+                self.allocated = end
+
     def prefault(self, at: int, length: int) -> None:
-        """Fault in [at, at + length) for writing, without the GIL where compiled."""
+        """Fault in [at, at + length) for writing, without the GIL where compiled.
+
+        Only what is allocated: a store into a hole raises SIGBUS on a full disk.
+        """
         begin = max(at - self.start, 0)
-        length = min(length, self.size - begin)
+        length = min(length, self.allocated - self.start - begin)
         if length > 0:
             native.touch(self.view, begin, length)
+
+    def prepare(self, end: int, at: int) -> None:
+        """Allocate the blocks up to log offset `end`, and fault in the pages from `at` on."""
+        self.allocate(end)
+        self.prefault(at, PREFAULT_BYTES)
 
     def lock_or_warn(self) -> None:
         """Lock the whole file in memory, or log why that failed; may wait for the disk."""
@@ -109,21 +147,22 @@ class SegmentList:
         return segment if segment.start <= offset else None
 
     def create(self, start: int) -> Segment:
-        """Make and allocate the file that begins at `start`; may wait for the disk.
+        """Make the file that begins at `start`, with its first blocks; may wait for the disk.
 
         `push` puts it into the list.
         """
         path = self.folder / segment_name(start)
+        first = min(FIRST_BYTES, self.segment_bytes)
         fd = self.disk.create(path, self.segment_bytes)
         try:
-            self.disk.allocate(fd, 0, self.segment_bytes, path)
+            self.disk.allocate(fd, 0, first, path)
             self.disk.sync(fd)
             self.disk.sync_directory(self.folder)
         except BaseException:
             self.disk.close_file(fd)
-            self.disk.unlink(path)  # a sparse file would raise SIGBUS on a full disk
+            self.disk.unlink(path)
             raise
-        segment = Segment(self.disk, path, start, self.segment_bytes, fd)
+        segment = Segment(self.disk, path, start, self.segment_bytes, fd, first)
         segment.prefault(start, PREFAULT_BYTES)
         return segment
 

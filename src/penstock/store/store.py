@@ -29,7 +29,7 @@ from penstock.store.directory import (
     stored_config,
     write_sizes,
 )
-from penstock.store.disk import Disk
+from penstock.store.disk import STAT_BLOCK_BYTES, Disk
 from penstock.store.flusher import Flusher
 from penstock.store.get import COLD, FOUND, MESSAGE_WAS_REMOVING, NO_MATCHED_LOGIC_QUEUE, Reader
 from penstock.store.lookup import Lookup
@@ -332,6 +332,13 @@ class MessageStore:
                 except OSError as error:
                     self.flusher.fail(error)
                     raise
+
+    def disk_bytes(self) -> int:
+        """The bytes that the files of log and index occupy on the disk."""
+        files = [segment.path for segment in self.log.segments.items]
+        files += [file.path for file in self.index.files] if self.index is not None else []
+        found = (self.disk.stat(str(path)) for path in files)
+        return sum(stat.st_blocks * STAT_BLOCK_BYTES for stat in found if stat is not None)
 
     @property
     def confirm_offset(self) -> int:

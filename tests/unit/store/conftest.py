@@ -203,8 +203,10 @@ def flush(store: MessageStore) -> None:
 
 def reached(flusher: Flusher, offset: int) -> bool:
     """Wait for the flusher thread: True when the log is flushed up to here, False if it failed."""
+    poll = select.poll()
+    poll.register(flusher.notify_fd, select.POLLIN)
     while flusher.flushed() < offset and not flusher.failed():
-        assert select.select([flusher.notify_fd], [], [], WAIT_SECONDS)[0], "the flusher is silent"
+        assert poll.poll(WAIT_SECONDS * 1000), "the flusher is silent"
         flusher.acknowledge()
     return flusher.flushed() >= offset
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DiskFull
+from penstock.store.disk import FOLIO_BYTES_MAX
 from penstock.store.segment import SegmentList, segment_name
 from tests.unit.store.conftest import WatchedDisk
 
@@ -29,12 +30,23 @@ def test_a_segment_is_named_by_its_start_offset(offset: int, name: str) -> None:
     assert segment_name(offset) == name
 
 
-def test_create_allocates_the_whole_file(segments: SegmentList, tmp_path: Path) -> None:
+def test_create_allocates_a_small_file_completely(segments: SegmentList, tmp_path: Path) -> None:
     segment = segments.create(8192)
     assert segment.path == tmp_path / "00000000000000008192"
     assert os.stat(segment.path).st_size == 4096
     assert os.stat(segment.path).st_blocks * 512 >= 4096
     assert segments.items == []
+
+
+@pytest.mark.parametrize("offset", [0, 100, 3 << 20, (30 << 20) - 1])
+def test_blocks_are_allocated_up_to_the_end_of_a_folio(tmp_path: Path, offset: int) -> None:
+    """A store needs blocks for its whole folio: one that is partly a hole raises SIGBUS."""
+    segment = SegmentList(WatchedDisk(), tmp_path, 30 << 20).create(0)
+    segment.write_from(offset)
+    assert segment.allocated <= offset
+    segment.allocate(offset + 1)
+    assert segment.allocated > offset
+    assert segment.allocated % FOLIO_BYTES_MAX == 0 or segment.allocated == segment.size
 
 
 def test_a_full_disk_leaves_no_file(segments: SegmentList, tmp_path: Path) -> None:

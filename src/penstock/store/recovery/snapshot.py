@@ -13,13 +13,11 @@ import msgspec
 
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.directory import StorePaths
-from penstock.store.disk import Disk
+from penstock.store.disk import STAT_BLOCK_BYTES, Disk
 from penstock.store.index import Index, IndexFile
 from penstock.store.segment import segment_name
 from penstock.wire import layout, octets
 from penstock.wire.codes import is_system_topic
-
-_BLOCK_BYTES = 512  # the unit of st_blocks
 
 
 class Snapshot(msgspec.Struct):
@@ -100,7 +98,7 @@ class FileCheck:
                 return None
             used = min(row.high - start, entries) * layout.ENTRY_BYTES
             changed = found.st_mtime_ns > self._written_ns
-            if used > 0 and (changed or found.st_blocks * _BLOCK_BYTES < used):
+            if used > 0 and (changed or found.st_blocks * STAT_BLOCK_BYTES < used):
                 suspects.append(min(row.high, start + entries) - 1)
         return suspects if row.files or row.high == row.low else None
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.store.directory import Sizes
+from penstock.store.disk import STAT_BLOCK_BYTES
 from penstock.store.recovery.checkpoint import Checkpoint
 from penstock.store.tools.inspection import QueueEntries, StoreFiles
 from penstock.store.tools.log_scan import AT_BLANK, AT_END, MORE, LogScan, QueueComparison
@@ -158,7 +159,7 @@ def disk_bytes(root: Path) -> int:
     for folder, _, names in os.walk(root):
         for name in names:
             try:
-                total += os.stat(os.path.join(folder, name)).st_blocks * 512
+                total += os.stat(os.path.join(folder, name)).st_blocks * STAT_BLOCK_BYTES
             except FileNotFoundError:  # deleted by a live store meanwhile
                 continue
     return total
