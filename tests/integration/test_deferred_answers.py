@@ -7,7 +7,8 @@ from typing import ClassVar, cast
 
 import pytest
 
-from penstock.rpc.answers import QueryRoute, Reply
+from penstock.rpc.answers import Answer, NextIteration, QueryRoute, Reply
+from penstock.rpc.command import Command
 from penstock.rpc.persistence import Persistence
 from penstock.server import client_calls
 from penstock.store.disk import Disk
@@ -182,5 +183,35 @@ def test_a_failed_route_query_is_answered(run: Run) -> None:  # noqa: F811
             found[1].set_exception(ValueError("a bug"))
             assert (await wire.read()).code == 1
             assert [one.in_flight for one in env.server.connections.values()] == [0]
+
+    run(body())
+
+
+def test_a_long_request_lets_others_pass_between_its_steps(run: Run) -> None:  # noqa: F811
+    async def body() -> None:
+        async with serving_echo() as env:
+            steps = 0
+            others = 0
+
+            def step() -> Answer:
+                nonlocal steps
+                steps += 1
+                return NextIteration(step) if others == 0 else Reply(0, {"steps": "done"})
+
+            def handle(command: Command) -> Answer:
+                nonlocal others
+                if command.opaque == 1:
+                    return NextIteration(step)
+                others += 1
+                return Reply(0)
+
+            env.echo.handle = handle  # type: ignore[method-assign]
+            wire, other = await env.connect(), await env.connect()
+            wire.writer.write(encode(ECHO, opaque=1))
+            await until(lambda: steps > 0)
+            other.writer.write(encode(ECHO, opaque=2))
+            assert (await other.read()).code == 0
+            assert (await wire.read()).ext == {"steps": "done"}
+            assert [one.in_flight for one in env.server.connections.values()] == [0, 0]
 
     run(body())

@@ -5,6 +5,7 @@
 | `Reply` | Send this response. |
 | `None` | Send nothing: the request is one-way, or its response is in the output already. |
 | `InThread` | Run `work` in the thread pool, then answer with what `then` returns. |
+| `NextIteration` | Serve other clients first, then answer with what `then` returns. |
 | `Suspend` | Long polling: call `retry` when messages arrive, or at the deadline. |
 | `CallClient` | Send a request to another client and answer with what `then` returns. |
 | `EncodedReply` | Send these bytes, if necessary after the log is flushed. |
@@ -54,6 +55,13 @@ class InThread:
     work: Callable[[], Any] | None
     then: Callable[[Any], Answer]
     ordered_by: Hashable = None
+
+
+@dataclass(frozen=True, slots=True)
+class NextIteration:
+    """The next step of a long request; `then` runs in the next iteration of the event loop."""
+
+    then: Callable[[], Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +132,15 @@ class EncodedReply:
 
 
 Answer: TypeAlias = (
-    Reply | InThread | Suspend | CallClient | RegisterTopics | QueryRoute | EncodedReply | None
+    Reply
+    | InThread
+    | NextIteration
+    | Suspend
+    | CallClient
+    | RegisterTopics
+    | QueryRoute
+    | EncodedReply
+    | None
 )
 
 

@@ -17,6 +17,7 @@ from penstock.rpc.answers import (
     Effect,
     EncodedReply,
     InThread,
+    NextIteration,
     NotifyClient,
     PersistSoon,
     QueryRoute,
@@ -119,6 +120,9 @@ class AnswerExecutor:
             self._reply(pending, answer)
         elif isinstance(answer, InThread):
             self._run_in_thread(pending, answer)
+        elif isinstance(answer, NextIteration):
+            pending.connection.adjust_in_flight(1)
+            self._server.soon(self._resume, pending, answer.then)
         elif isinstance(answer, Suspend):
             self._suspend(pending, answer)
         elif isinstance(answer, EncodedReply):

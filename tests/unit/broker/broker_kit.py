@@ -12,6 +12,7 @@ from penstock.rpc.answers import (
     Answer,
     EncodedReply,
     InThread,
+    NextIteration,
     QueryRoute,
     RegisterTopics,
     Reply,
@@ -77,7 +78,7 @@ class BrokerFixture:
 
     def finish(self, answer: Answer) -> Answer:
         """Run work for the thread pool in this thread."""
-        while isinstance(answer, InThread | RegisterTopics | QueryRoute):
+        while isinstance(answer, InThread | NextIteration | RegisterTopics | QueryRoute):
             if isinstance(answer, InThread):
                 answer = answer.then(answer.work())
             else:

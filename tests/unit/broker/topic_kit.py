@@ -21,7 +21,7 @@ from penstock.broker.stats import Stats
 from penstock.broker.topics import Topics
 from penstock.config import LiveSettings, Settings
 from penstock.errors import PenstockError
-from penstock.rpc.answers import EffectQueue, InThread, RegisterTopics, Reply
+from penstock.rpc.answers import EffectQueue, InThread, NextIteration, RegisterTopics, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.persistence import Persistence
 from penstock.rpc.router import Router, refusal
@@ -90,7 +90,7 @@ class TopicKit:
         fields = {name: str(value) for name, value in (ext or {}).items()}
         answer = self.router.handle(Command(code, fields, body, now_ms=NOW_MS))
         try:
-            while isinstance(answer, InThread | RegisterTopics):
+            while isinstance(answer, InThread | NextIteration | RegisterTopics):
                 answer = (
                     answer.then(answer.work()) if isinstance(answer, InThread) else answer.then()
                 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from typing import TypeVar
 
-from penstock.rpc.answers import Answer, InThread
+from penstock.rpc.answers import Answer, NextIteration
 from penstock.rpc.command import Command
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import DataVersion
@@ -58,15 +58,11 @@ def in_steps(items: Iterable[T], do: Callable[[T], object], then: Callable[[], A
     """
     remaining = iter(items)
 
-    def step(_: object = None) -> Answer:
+    def step() -> Answer:
         done = 0
         for item in islice(remaining, STEP_ITEMS):
             do(item)
             done += 1
-        return then() if done < STEP_ITEMS else InThread(_yield_to_others, step)
+        return then() if done < STEP_ITEMS else NextIteration(step)
 
     return step()
-
-
-def _yield_to_others() -> None:
-    """Do nothing: the way through the thread pool lets the event loop run other requests."""

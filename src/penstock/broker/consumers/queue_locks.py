@@ -10,7 +10,7 @@ counts as renewed half a lease later than the journal says.
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -22,7 +22,7 @@ from penstock.broker.consumers.lock_journal import LockChange, LockJournal
 from penstock.broker.topics import Topics
 from penstock.config import LiveSettings
 from penstock.errors import InvalidParameter, SystemBusy
-from penstock.rpc.answers import Answer, Reply
+from penstock.rpc.answers import Answer, NextIteration, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
 from penstock.wire.bodies.client_bodies import (
@@ -38,7 +38,9 @@ log = logging.getLogger(__name__)
 BODY_BYTES_MAX = 4 * 1024 * 1024
 """Maximum size of a request: enough for `QUEUES_MAX` queues with the longest names."""
 QUEUES_MAX = 10_000
-"""Maximum number of queues in one request: a lock costs about 2 µs."""
+"""Maximum number of queues in one request: reading it takes about 10 ms."""
+STEP_QUEUES = 500
+"""Queues that are locked before other clients are served: a lock costs about 2 µs."""
 CLIENT_ID_MAX = 1_024
 """Maximum length of a client id in characters: the journal has one for every request."""
 LOCKS_MAX = 200_000
@@ -277,16 +279,27 @@ class LockRequests:
         Queues that do not exist are not locked, so that clients can't fill the memory with locks.
         """
         request = self._read_request(command)
-        self._groups.find(request.consumer_group, command.now_ms, command.client)
-        queues = [queue for queue in request.mq_set if self._exists(queue)]
-        owned = self._locks.lock(request.consumer_group, request.client_id, queues, command.now_ms)
-        return Reply(body=_encoder.encode(LockBatchResponseBody(lock_ok_mq_set=owned)))
+        group, now_ms = request.consumer_group, command.now_ms
+        self._groups.find(group, now_ms, command.client)
+        owned: list[MessageQueue] = []
+
+        def lock_some(queues: list[MessageQueue]) -> None:
+            existing = [queue for queue in queues if self._exists(queue)]
+            owned.extend(self._locks.lock(group, request.client_id, existing, now_ms))
+
+        def reply() -> Answer:
+            return Reply(body=_encoder.encode(LockBatchResponseBody(lock_ok_mq_set=owned)))
+
+        return _in_steps(list(dict.fromkeys(request.mq_set)), lock_some, reply)
 
     def unlock(self, command: Command) -> Answer:
         """UNLOCK_BATCH_MQ."""
         request = self._read_request(command)
-        self._locks.unlock(request.consumer_group, request.client_id, request.mq_set)
-        return Reply()
+
+        def unlock_some(queues: list[MessageQueue]) -> None:
+            self._locks.unlock(request.consumer_group, request.client_id, queues)
+
+        return _in_steps(request.mq_set, unlock_some, Reply)
 
     def _read_request(self, command: Command) -> LockBatchRequestBody:
         request = _read_request(command)
@@ -298,6 +311,16 @@ class LockRequests:
         if config is None:
             return False
         return 0 <= queue.queue_id < max(config.read_queue_nums, config.write_queue_nums)
+
+
+def _in_steps(
+    queues: list[MessageQueue],
+    do: Callable[[list[MessageQueue]], None],
+    then: Callable[[], Answer],
+) -> Answer:
+    do(queues[:STEP_QUEUES])
+    rest = queues[STEP_QUEUES:]
+    return NextIteration(lambda: _in_steps(rest, do, then)) if rest else then()
 
 
 def _read_request(command: Command) -> LockBatchRequestBody:

@@ -24,7 +24,15 @@ from penstock.broker.stats import Stats
 from penstock.broker.topics import Topics
 from penstock.config import LiveSettings, Settings
 from penstock.errors import PenstockError, TopicNotExist
-from penstock.rpc.answers import Answer, CallClient, EffectQueue, InThread, RegisterTopics, Reply
+from penstock.rpc.answers import (
+    Answer,
+    CallClient,
+    EffectQueue,
+    InThread,
+    NextIteration,
+    RegisterTopics,
+    Reply,
+)
 from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.command import Command
 from penstock.rpc.persistence import Persistence
@@ -210,7 +218,7 @@ def ask(
 def finish(answer: Answer) -> Reply | CallClient:
     """Run work for the thread pool until there is an answer; errors become refusals."""
     try:
-        while isinstance(answer, InThread | RegisterTopics):
+        while isinstance(answer, InThread | NextIteration | RegisterTopics):
             answer = answer.then(answer.work()) if isinstance(answer, InThread) else answer.then()
     except PenstockError as error:
         return refusal(error)

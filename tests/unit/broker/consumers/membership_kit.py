@@ -18,6 +18,7 @@ from penstock.errors import PenstockError
 from penstock.rpc.answers import (
     EffectQueue,
     InThread,
+    NextIteration,
     NotifyClient,
     Reply,
 )
@@ -118,6 +119,8 @@ class ConsumerFixture:
             code, named, body, client=client, peer="10.0.0.1:99", now_ms=now_ms, version=479
         )
         answer = self.router.handle(command)
+        while isinstance(answer, NextIteration):
+            answer = answer.then()
         if isinstance(answer, InThread):
             try:
                 answer = answer.then(answer.work())

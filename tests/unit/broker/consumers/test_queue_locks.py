@@ -16,7 +16,7 @@ from penstock.broker.consumers.lock_journal import LockJournal
 from penstock.broker.consumers.queue_locks import LockRequests, QueueLocks
 from penstock.config import LiveSettings
 from penstock.errors import SystemBusy
-from penstock.rpc.answers import PersistSoon, RegisterSoon, Reply
+from penstock.rpc.answers import NextIteration, PersistSoon, RegisterSoon, Reply
 from penstock.rpc.command import Command
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (
@@ -456,3 +456,18 @@ def test_topics_with_an_order_config_are_ordered(fixture: ConsumerFixture) -> No
     fixture.topics.mark_ordered({}, NOW_MS)
     assert fixture.topics.need("T").order
     assert fixture.effects.take() == []
+
+
+def test_many_queues_are_locked_in_steps(fixture: ConsumerFixture) -> None:
+    count = 2 * queue_locks.STEP_QUEUES + 1
+    fixture.topics.ensure("U", count, 6, NOW_MS)
+    queues = [MessageQueue("U", "broker-a", n) for n in range(count)]
+    for code, left in ((LOCK, count), (UNLOCK, 0)):
+        command = Command(code, {}, wanted("me", *queues), client=1, peer="p", now_ms=NOW_MS)
+        answer = fixture.router.handle(command)
+        steps = 1
+        while isinstance(answer, NextIteration):
+            answer = answer.then()
+            steps += 1
+        assert (type(answer), steps) == (Reply, 3)
+        assert len(fixture.locks._by_renewal) == left
