@@ -112,6 +112,7 @@ def fake_broker() -> Any:
         log=SimpleNamespace(end=5000, begin=lambda: 1000, damaged={7}),
         flusher=SimpleNamespace(flushed=lambda: 4900),
         report=Report(damaged_ranges=2, damaged_bytes=600, saved_bytes=70),
+        scrub=SimpleNamespace(records=900, damaged={("commitlog/0", 5), ("commitlog/0", 90)}),
         min_offset=lambda topic, queue: 1, max_offset=lambda topic, queue: 7,
     )  # fmt: skip
     java = GroupMember(1, "c1", "h:1", 0, 493, 0)
@@ -206,6 +207,8 @@ def broker_registry(broker: Any = None) -> Registry:
         ("penstock_store_damaged_ranges", {}, 2),
         ("penstock_store_damaged_bytes", {}, 600),
         ("penstock_store_damaged_records", {}, 1),
+        ("penstock_store_scrubbed_records_total", {}, 900),
+        ("penstock_store_scrub_damaged", {}, 2),
         ("penstock_store_truncated_bytes", {}, 70),
         ("penstock_store_writable", {}, 1),
         ("penstock_connections", {}, 2),

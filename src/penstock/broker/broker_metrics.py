@@ -261,6 +261,16 @@ def _add_storage(registry: Registry, context: BrokerContext) -> None:
         "Damaged messages that reads have found since the start; they are not delivered.",
         read=lambda: len(store.log.damaged),
     )
+    registry.counter(
+        "penstock_store_scrubbed_records_total",
+        "Records of the log that the scrub has checked.",
+        read=lambda: store.scrub.records,
+    )
+    registry.gauge(
+        "penstock_store_scrub_damaged",
+        "Damaged places of the log that the scrub has found since the start.",
+        read=lambda: len(store.scrub.damaged),
+    )
     registry.gauge(
         "penstock_store_truncated_bytes",
         "Bytes that the recovery at the start cut from the log's end, after saving them.",

@@ -1,7 +1,8 @@
 """`penstock store …`: inspects store files, read-only, even of a running broker."""
 
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +12,8 @@ import click
 if TYPE_CHECKING:
     from penstock.store.tools.inspection import StoreFiles
     from penstock.store.tools.problem import Problem
+    from penstock.store.tools.scrub import Scrub
+    from penstock.store.tools.verify_log import Totals
 
 F = TypeVar("F", bound=Callable[..., Any])
 DAMAGED = 2
@@ -57,6 +60,9 @@ def _store_options(command: F) -> F:
     return command
 
 
+_limit = click.option(
+    "--limit", type=int, default=50, show_default=True, help="Maximum number of problems to print."
+)
 _progress = click.option(
     "--progress/--no-progress", default=None, help="Show progress bars.  [default: on a terminal]"
 )
@@ -86,9 +92,7 @@ def stat(directory: Path, as_json: bool, exact: bool, progress: bool | None, **s
 
 @store.command(short_help="Check every record, queue entry and index entry.")
 @_store_options
-@click.option(
-    "--limit", type=int, default=50, show_default=True, help="Maximum number of problems to print."
-)
+@_limit
 @_progress
 def verify(directory: Path, as_json: bool, limit: int, progress: bool | None, **sizes: int) -> int:
     """Check every record, queue entry and index entry.
@@ -96,22 +100,83 @@ def verify(directory: Path, as_json: bool, limit: int, progress: bool | None, **
     The exit code is 0 if the store is good, and 2 if it is damaged. An incomplete end of the log of
     a crashed or running broker is a note, not damage: recovery truncates it.
     """
+    from penstock.cli.store_text import print_verification
     from penstock.cli.terminal import progress_bars, say_if_uncompiled
     from penstock.store.tools.verify import Verification
 
     files = _open(directory, sizes)
     say_if_uncompiled()
-    problems: list[Problem] = []
-    unprinted = 0
     with progress_bars(progress) as tell:
         verification = Verification(files, tell)
-        for problem in verification.run():
-            if len(problems) < limit:
-                problems.append(problem)
-            else:
-                unprinted += 1
-    totals = verification.totals
-    if as_json:
+        problems, unprinted = _limited(verification.run(), limit)
+    return _finish_check(
+        files, verification.totals, problems, unprinted, None if as_json else print_verification
+    )
+
+
+@store.command(short_help="Check every record of the log at a limited rate.")
+@_store_options
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    default=16,
+    show_default=True,
+    help="Maximum number of MB to read per second.",
+)
+@_limit
+@_progress
+def scrub(
+    directory: Path, as_json: bool, rate: float, limit: int, progress: bool | None, **sizes: int
+) -> int:
+    """Check every record of the CommitLog at a limited rate, also of a running broker.
+
+    The log of a running broker is checked up to its last checkpoint. The exit code is 0 if the log
+    is good, and 2 if it is damaged.
+    """
+    from penstock.cli.store_text import print_scrub
+    from penstock.cli.terminal import progress_bars, say_if_uncompiled
+    from penstock.store.tools.scrub import Scrub
+
+    files = _open(directory, sizes)
+    say_if_uncompiled()
+    with progress_bars(progress) as tell:
+        checking = Scrub(files, tell)
+        problems, unprinted = _limited(_paced(checking, rate), limit)
+    return _finish_check(
+        files, checking.totals, problems, unprinted, None if as_json else print_scrub
+    )
+
+
+def _paced(checking: "Scrub", rate: float) -> "Iterator[Problem]":
+    """Run a scrub at this many MB per second."""
+    from penstock.store.tools.scrub import MEGABYTE
+
+    started = time.monotonic()
+    for found in checking.run():
+        if found is not None:
+            yield found
+        ahead_s = checking.checked_bytes / (rate * MEGABYTE) - (time.monotonic() - started)
+        if ahead_s > 0:
+            time.sleep(ahead_s)
+
+
+def _limited(found: "Iterator[Problem]", limit: int) -> "tuple[list[Problem], int]":
+    """The first problems, and how many more there are."""
+    problems = list(islice(found, limit))
+    return problems, sum(1 for _ in found)
+
+
+def _finish_check(
+    files: "StoreFiles",
+    totals: "Totals",
+    problems: "list[Problem]",
+    unprinted: int,
+    show: "Callable[[StoreFiles, Totals, list[Problem], int], None] | None",
+) -> int:
+    """Print the result of a check, as JSON without `show`; returns the exit code."""
+    if show is not None:
+        show(files, totals, problems, unprinted)
+    else:
         _print_json(
             {
                 "good": not totals.damage,
@@ -120,10 +185,6 @@ def verify(directory: Path, as_json: bool, limit: int, progress: bool | None, **
                 "unprinted": unprinted,
             }
         )
-    else:
-        from penstock.cli.store_text import print_verification
-
-        print_verification(files, totals, problems, unprinted)
     return DAMAGED if totals.damage else 0
 
 

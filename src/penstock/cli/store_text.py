@@ -8,7 +8,7 @@ from penstock.store.tools.dump import plain_body
 from penstock.store.tools.inspection import StoreFiles
 from penstock.store.tools.problem import Problem
 from penstock.store.tools.survey import StoreStatistics, state_of
-from penstock.store.tools.verification_state import Totals
+from penstock.store.tools.verify_log import Totals
 from penstock.wire.message import StoredMessage
 
 
@@ -78,6 +78,21 @@ def print_verification(
     files: StoreFiles, totals: Totals, problems: list[Problem], unprinted: int
 ) -> None:
     """Print the output of `store verify`."""
+    others = (
+        f", {totals.queue_entries:,} entries of {totals.queues} queues, "
+        f"{totals.index_entries:,} index entries"
+    )
+    _print_check(files, totals, problems, unprinted, others)
+
+
+def print_scrub(files: StoreFiles, totals: Totals, problems: list[Problem], unprinted: int) -> None:
+    """Print the output of `store scrub`."""
+    _print_check(files, totals, problems, unprinted, "")
+
+
+def _print_check(
+    files: StoreFiles, totals: Totals, problems: list[Problem], unprinted: int, others: str
+) -> None:
     for problem in problems:
         count = f" [{problem.count}x]" if problem.count > 1 else ""
         print(
@@ -87,9 +102,8 @@ def print_verification(
     if unprinted:
         print(f"… and {unprinted} more (see --limit)")
     print(
-        f"{totals.records:,} records ({size_text(totals.record_bytes)}), "
-        f"{totals.queue_entries:,} entries of {totals.queues} queues, "
-        f"{totals.index_entries:,} index entries checked; {state_of(files)}"
+        f"{totals.records:,} records ({size_text(totals.record_bytes)}){others} checked; "
+        f"{state_of(files)}"
     )
     if totals.damage:
         print(f"DAMAGED: {totals.damage:,} problems, {totals.notes:,} notes")

@@ -129,6 +129,14 @@ class StoreConfig(Checked, frozen=True, forbid_unknown_fields=True):
         bool, Doc("Check the CRC of messages that are read from disk or page cache, and deliver no "
                   "damaged ones.", live=True)
     ] = True  # fmt: skip
+    scrub_mb_per_s: Annotated[
+        int, Doc("Scrub: the rate in MB/s at which the CommitLog is read in the background to "
+                 "check its records. 0: no scrub.", live=True, most=10_000)
+    ] = 0  # fmt: skip
+    scrub_hours: Annotated[
+        int, Doc("Scrub: the time from the begin of one pass over the CommitLog to the next.",
+                 live=True, least=1, most=I32_MAX)
+    ] = 168  # fmt: skip
     retain_hours: Annotated[
         int, Doc("Segments older than this may be deleted.", "fileReservedTime", live=True)
     ] = 72

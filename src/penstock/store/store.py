@@ -41,6 +41,7 @@ from penstock.store.recovery.recovery import Recovery
 from penstock.store.recovery.snapshot import Snapshot, index_rows
 from penstock.store.recovery_report import Report
 from penstock.store.retention import Deletion
+from penstock.store.tools.scrub import BackgroundScrub
 from penstock.wire.output import Output
 from penstock.wire.record import Record
 
@@ -131,6 +132,7 @@ class MessageStore:
             raise
         self.reader = Reader(self.log, config.hot_bytes, config.check_cold_reads)
         self.lookup = Lookup(self.log, self.index, config.hot_bytes, config.check_cold_reads)
+        self.scrub = BackgroundScrub(disk, paths.root, now_ms)
         self.maintenance = Maintenance(
             disk,
             paths,
@@ -425,8 +427,9 @@ class MessageStore:
         self.maintenance.on_deletion = listener
 
     def tick(self, now_ms: int) -> None:
-        """Start what is due: flushing queues, the checkpoint, retention. Call it every second."""
+        """Start what is due: flushing, the checkpoint, retention, scrub. Call it every second."""
         self.maintenance.tick(now_ms)
+        self.scrub.tick(now_ms, self.config, self.flusher.flushed())
 
     def expire(self, count: int) -> None:
         """Delete the oldest segments, but never the last."""

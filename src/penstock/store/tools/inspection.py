@@ -86,6 +86,8 @@ class StoreFiles:
         self.crashed = self.paths.abort.exists()
         self.live = self.crashed and _is_locked(self.paths.lock)
         self.stop: int | None = None
+        # How much of the log is read at a time.
+        self.chunk_bytes = CHUNK_BYTES
         self.log = _log_files(self.paths)
         self.snapshot = self._read_snapshot()
         self.removed = read_ends(Disk(), self.paths)
@@ -119,7 +121,7 @@ class StoreFiles:
         if self.stop is not None:
             end = min(end, self.stop - file.start)
         left = max(end - at, 0)
-        return read_piece(file.path, at, min(max(CHUNK_BYTES, least), left)), left
+        return read_piece(file.path, at, min(max(self.chunk_bytes, least), left)), left
 
     def window(self) -> LogWindow:
         return LogWindow(self.fetch_log)

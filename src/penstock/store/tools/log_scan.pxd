@@ -72,8 +72,9 @@ cdef class LogScan:
                    length="long long", at="long long", left="long long", size="long long",
                    magic=int, why=int, known=bint)
     cpdef int run(self, LogWindow window) except -1
-    @cython.locals(transaction=int, queue=QueueComparison)
     cdef int _take(self, StoredRecord stored) except -1
+    @cython.locals(transaction=int, queue=QueueComparison)
+    cdef int _compare(self, StoredRecord stored) except -1
     @cython.locals(slot="unsigned int", number=int, queue=QueueComparison)
     cdef QueueComparison _find(self, StoredRecord stored)
     cdef QueueComparison _add_queue(self, StoredRecord stored)

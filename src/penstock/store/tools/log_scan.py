@@ -138,11 +138,12 @@ class QueueComparison:
 class LogScan:
     """One walk over the log, window by window; its counts are fields.
 
-    `make_queue(topic, queue id)` is called for each queue at its first record.
+    `make_queue(topic, queue id)` is called for each queue at its first record; without it only the
+    log is checked.
     """
 
-    def __init__(self, make_queue: Callable[[bytes, int], QueueComparison]) -> None:
-        self.make_queue: Callable[[bytes, int], QueueComparison] = make_queue
+    def __init__(self, make_queue: Callable[[bytes, int], QueueComparison] | None) -> None:
+        self.make_queue: Callable[[bytes, int], QueueComparison] | None = make_queue
         # The record at hand, bound to the window only while `run` is working; its problem stays.
         self.stored: StoredRecord = StoredRecord()
         # Results of the last `run`: where it stopped, what it needs there, the blank's size.
@@ -218,6 +219,11 @@ class LogScan:
             self.backwards += 1
         else:
             self.last_ms = stored.store_ms
+        if self.make_queue is not None:
+            self._compare(stored)
+
+    def _compare(self, stored: StoredRecord) -> None:
+        """Compare a record with its queue entry, and count its keys."""
         stored.scan()
         transaction = stored.sys_flag & _TRANSACTION_MASK
         if transaction != _ROLLBACK and self.keys_from <= stored.physical_offset <= self.keys_to:
@@ -249,6 +255,7 @@ class LogScan:
 
     def _add_queue(self, stored: StoredRecord) -> QueueComparison:
         topic = bytes(stored.buffer[stored.topic_at : stored.topic_at + stored.topic_length])
+        assert self.make_queue is not None
         queue = self.make_queue(topic, stored.queue_id)
         self.queues.append(queue)
         if 2 * len(self.queues) > self._mask:

@@ -7,8 +7,8 @@ from penstock.store.put import PUT_OK
 from penstock.store.store import MessageStore
 from penstock.store.tools.inspection import SizeHints, StoreFiles
 from penstock.store.tools.problem import DAMAGE, Problem
-from penstock.store.tools.verification_state import Totals
 from penstock.store.tools.verify import Verification
+from penstock.store.tools.verify_log import Totals
 from penstock.wire.compression import Compression, compress, with_compression
 from penstock.wire.record import Record
 
