@@ -105,8 +105,9 @@ class StoreConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  live=True, least=1)
     ] = 60_000  # fmt: skip
     queues_mapped_max: Annotated[
-        int, Doc("The maximum number of mapped ConsumeQueue files, and at most half of the "
-                 "available file descriptors. Beyond it the least recently used are unmapped.",
+        int, Doc("The maximum number of mapped ConsumeQueue files: at most half of the available "
+                 "file descriptors and of the mappings that the system allows (vm.max_map_count). "
+                 "Beyond it the least recently used are unmapped.",
                  live=True, least=1)
     ] = 4_096  # fmt: skip
     index_flush_ms: Annotated[int, Doc("How often the index is flushed.", live=True)] = 60_000

@@ -32,6 +32,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FAILURES = (errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE)
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_MAPPINGS_MAX = Path("/proc/sys/vm/max_map_count")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 T = TypeVar("T")
 
@@ -187,6 +188,13 @@ class Disk:
         mapping = self.map(fd, size)
         mapping.madvise(mmap.MADV_RANDOM)
         return mapping
+
+    def mappings_max(self) -> int:
+        """How many mappings the process may have (vm.max_map_count)."""
+        try:
+            return int(_MAPPINGS_MAX.read_text())
+        except (OSError, ValueError):
+            return 65_530
 
     def handles_for_mappings(self) -> int | None:
         """How many file handles the process may have; None if mappings cost none."""

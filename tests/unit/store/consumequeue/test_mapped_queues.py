@@ -464,3 +464,11 @@ def test_preallocated_queues_are_empty_after_a_crash(stores: StoreFixture) -> No
     put(again, record(b"b", queue_id=2))
     flush(again)
     assert bodies(again, "t", 2) == [b"b"]
+
+
+def test_no_more_files_are_mapped_than_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk()
+    monkeypatch.setattr(disk, "handles_for_mappings", lambda: None)
+    assert disk.mappings_max() > 1000
+    assert mapped_max(disk, StoreConfig(queues_mapped_max=1 << 30)) == disk.mappings_max() // 2
+    assert mapped_max(disk, StoreConfig(queues_mapped_max=100)) == 100
