@@ -1,17 +1,12 @@
 """Answers that wait for another client or a route, and writes of tables."""
 
 import asyncio
-import threading
-from pathlib import Path
-from typing import ClassVar, cast
 
 import pytest
 
 from penstock.rpc.answers import Answer, NextIteration, QueryRoute, Reply
 from penstock.rpc.command import Command
-from penstock.rpc.persistence import Persistence
 from penstock.server import client_calls
-from penstock.store.disk import Disk
 from penstock.wire.bodies.client_bodies import TopicRouteData
 from penstock.wire.frame import JSON
 from penstock.wire.output import encode, response
@@ -96,69 +91,6 @@ def test_deadlines_of_answered_calls_are_removed(
                 other.writer.write(response(0, question.opaque, JSON, ext={"a": "!"}))
                 assert (await asker.read()).opaque == opaque
             assert len(env.server.answer_executor.client_calls._deadlines) <= 12
-
-    run(body())
-
-
-class CountTable:
-    """A table with a counter."""
-
-    FILE: ClassVar[str] = "count.json"
-
-    def __init__(self) -> None:
-        self.dirty = False
-        self.count = 0
-
-    def snapshot(self) -> bytes:
-        self.dirty = False
-        return str(self.count).encode()
-
-
-class SlowDisk:
-    """A disk whose writes wait for `go`."""
-
-    def __init__(self) -> None:
-        self.written: list[bytes] = []
-        self.go = threading.Semaphore(0)
-        self.failing = False
-
-    def replace(self, path: Path, data: bytes) -> None:
-        assert self.go.acquire(timeout=20)
-        if self.failing:
-            raise OSError(28, "no space left on device")
-        self.written.append(data)
-
-
-def test_changes_during_a_write_of_a_table_share_the_next_write(run: Run) -> None:  # noqa: F811
-    table, disk = CountTable(), SlowDisk()
-
-    async def body() -> None:
-        persistence = Persistence(cast(Disk, disk), Path("/nowhere"))
-        async with serving_echo(persistence=persistence) as env:
-            tables = env.server.answer_executor.tables
-
-            def change(times: int) -> None:
-                for _ in range(times):
-                    table.count += 1
-                    table.dirty = True
-                    tables.write(table)
-
-            async def change_during_a_write(writes: int) -> None:
-                change(1)
-                assert tables.running
-                change(100)
-                disk.go.release(writes)
-                await until(lambda: not tables.running)
-
-            await change_during_a_write(2)
-            assert disk.written == [b"1", b"101"]
-            disk.failing = True
-            await change_during_a_write(1)
-            assert table.dirty
-            disk.failing = False
-            await change_during_a_write(2)
-            assert disk.written == [b"1", b"101", b"203", b"303"]
-            assert not table.dirty
 
     run(body())
 

@@ -77,6 +77,11 @@ class ExecutorServer(Protocol):
     def soon_from_thread(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call a function in the event loop; called from another thread."""
 
+    def later(self, ms: int, call: Callable[..., None], *arguments: Any) -> None:
+        """Call a function after so many milliseconds, unless the server stops before."""
+
+    def monotonic_ms(self) -> int: ...
+
     def after_work(self) -> None:
         """Called after work outside of a read."""
 
@@ -102,7 +107,9 @@ class AnswerExecutor:
         self._long_polling = long_polling
         self._nameservers = nameservers
         self.client_calls = ClientCalls(self._run)
-        self.tables = TableWrites(persistence, submit, server.soon_from_thread)
+        self.tables = TableWrites(
+            persistence, submit, server.soon_from_thread, server.later, server.monotonic_ms
+        )
         # Thread work by `ordered_by`, in the order of the requests.
         self._ordered: dict[Hashable, deque[tuple[PendingResponse, InThread, Future[Any]]]] = {}
         self.thread_jobs = 0

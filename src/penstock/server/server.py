@@ -250,6 +250,14 @@ class Server:
         except RuntimeError:  # the loop is closed: there are no clients any more
             log.debug("work finished after the event loop was closed")
 
+    def later(self, ms: int, call: Callable[..., None], *arguments: Any) -> None:
+        """Call a function after so many milliseconds, unless the server stops before."""
+        self._loop.call_later(ms / 1000, self._unless_stopped, call, *arguments)
+
+    def _unless_stopped(self, call: Callable[..., None], *arguments: Any) -> None:
+        if not self._stopped:
+            call(*arguments)
+
     def send_flushed(self, connection: ResponseConnection, reply: EncodedReply) -> None:
         """Send a response when the log is flushed up to its offset."""
         if self._store is None or reply.offset <= self._store.flusher.flushed():

@@ -100,16 +100,22 @@ class LockJournal:
 
     def close(self) -> None:
         """Flush and close the files."""
-        fds, self._fds = self._fds, []
         try:
-            for fd in fds:
+            for fd in self._fds:
                 self._disk.sync(fd)
             self._disk.sync_directory(self._paths[0].parent)
         except OSError as error:
             log.error("can't flush the queue locks: %s", error.strerror)
         finally:
-            for fd in fds:
-                self._disk.close_file(fd)
+            self._close_files()
+
+    def __del__(self) -> None:
+        self._close_files()
+
+    def _close_files(self) -> None:
+        fds, self._fds = self._fds, []
+        for fd in fds:
+            self._disk.close_file(fd)
 
     def _write(self, line: Line) -> bool:
         text = _encoder.encode(line)

@@ -113,6 +113,9 @@ class RemoteBrokerOffsetStore(OffsetTable):
         self._group = group
         self._all_stored_ms = session.clock.now_ms()
         self._commit_locks: dict[MessageQueue, asyncio.Lock] = {}
+        # By topic and broker name.
+        self._first_commits: dict[tuple[str, str], asyncio.Lock] = {}
+        self._committed: set[tuple[str, str]] = set()
         self._failing: dict[str, str] = {}  # broker name → last logged failure
 
     def freeze(self, queue: MessageQueue, offset: int) -> None:
@@ -135,7 +138,15 @@ class RemoteBrokerOffsetStore(OffsetTable):
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         # One at a time: Apache's brokers may handle two commits in reverse order.
         async with self._commit_locks.setdefault(queue, asyncio.Lock()):
-            await self._commit(queue, offset)
+            table = (queue.topic, queue.broker_name)
+            if table in self._committed:
+                await self._commit(queue, offset)
+                return
+            # Of a group's first commits in a topic, they keep only one if they handle several at
+            # once: each creates the topic's table.
+            async with self._first_commits.setdefault(table, asyncio.Lock()):
+                await self._commit(queue, offset)
+                self._committed.add(table)
 
     async def _commit(self, queue: MessageQueue, offset: int) -> None:
         fields = {**_fields(self._group, queue), "commitOffset": str(offset)}

@@ -86,6 +86,35 @@ def test_commits_of_a_queue_are_sent_one_at_a_time() -> None:
     run(body())
 
 
+def test_first_commits_in_a_topic_of_a_broker_are_sent_one_at_a_time() -> None:
+    """Apache's brokers create a table for the topic with the first one, and may do so twice."""
+
+    async def body() -> None:
+        cluster, offsets = remote()
+        session = FakeSession(cluster)
+        answer = cluster.delay(RequestCode.UPDATE_CONSUMER_OFFSET)
+        queues = [Q, MessageQueue("t", "a", 1), R]
+
+        async def requests_at_once(offset: int) -> int:
+            before = cluster.count(RequestCode.UPDATE_CONSUMER_OFFSET)
+            for queue in queues:
+                offsets.update(queue, offset)
+            storing = session.spawn(offsets.persist())
+            await cluster.clock.elapse(0)
+            sent = cluster.count(RequestCode.UPDATE_CONSUMER_OFFSET) - before
+            answer.set()
+            await storing
+            answer.clear()
+            return sent
+
+        assert await requests_at_once(5) == 2  # one at each broker
+        assert await requests_at_once(6) == 3
+        assert cluster.stored == dict.fromkeys(queues, 6)
+        await session.end()
+
+    run(body())
+
+
 def test_failed_commit_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         cluster, offsets = remote()
