@@ -110,9 +110,13 @@ def lanes(depth: str) -> list[Lane]:
     )
     others = ["tests", *(f"--ignore=tests/{folder}" for folder in OWN_STEP)]
     rest = Step("documentation, integration, faults, simulation", others, as_built)
-    client = Step("Python client on Penstock and Apache servers", ["tests/client"], as_built, True)
-    compat = Step("compatibility with Apache clients and servers", ["tests/compat"], as_built, True)
-    spark = Step("Spark, local and on a cluster", ["tests/spark"], as_built, True)
+    client = Step(
+        "Python client on Penstock and Apache servers", ["tests/client"], as_built, foreign=True
+    )
+    compat = Step(
+        "compatibility with Apache clients and servers", ["tests/compat"], as_built, foreign=True
+    )
+    spark = Step("Spark, local and on a cluster", ["tests/spark"], as_built, foreign=True)
     # Three for two cores: a third of the time of the second and the third lane is spent waiting.
     first = [unit, *([pure] if compiled else []), rest]
     return [Lane(first, depth), Lane([compat], depth), Lane([client, spark], depth)]

@@ -103,7 +103,8 @@ class Stats:
         self._broker_out = FlowCounter()
         self._user_in = FlowCounter()  # without system topics
         self._user_out = FlowCounter()
-        self._system_topics: list[bytes] = []  # those of the store, when it had so many topics
+        # The system topics of the store when it had `_counted_topics` topics.
+        self._system_topics: list[bytes] = []
         self._counted_topics = 0
         self._found = 0
         self._missed = 0

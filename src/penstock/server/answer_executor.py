@@ -78,7 +78,7 @@ class ExecutorServer(Protocol):
         """Call a function in the event loop; called from another thread."""
 
     def later(self, ms: int, call: Callable[..., None], *arguments: Any) -> None:
-        """Call a function after so many milliseconds, unless the server stops before."""
+        """Call a function after a delay, unless the server stops before."""
 
     def monotonic_ms(self) -> int: ...
 

@@ -251,7 +251,7 @@ class Server:
             log.debug("work finished after the event loop was closed")
 
     def later(self, ms: int, call: Callable[..., None], *arguments: Any) -> None:
-        """Call a function after so many milliseconds, unless the server stops before."""
+        """Call a function after a delay, unless the server stops before."""
         self._loop.call_later(ms / 1000, self._unless_stopped, call, *arguments)
 
     def _unless_stopped(self, call: Callable[..., None], *arguments: Any) -> None:

@@ -33,7 +33,7 @@ class TableWrites:
         later: Callable[..., None],
         monotonic_ms: Callable[[], int],
     ) -> None:
-        """`later` calls a function after so many milliseconds."""
+        """`later` calls a function after a delay in milliseconds."""
         self._persistence = persistence
         self._submit = submit
         self._soon_from_thread = soon_from_thread

@@ -52,7 +52,7 @@ _decoder = msgspec.json.Decoder(Line)
 
 
 class LockJournal:
-    """The journal of a broker; None of its methods but `open` and `close` waits for the disk."""
+    """The journal of a broker; none of its methods but `open` and `close` waits for the disk."""
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk = disk
@@ -69,9 +69,9 @@ class LockJournal:
         lines: list[Line] = []
         for index, path in enumerate(self._paths):
             found = list(_read(self._disk.read(path) or b""))
-            if found and max(line.number for line in found) > self._number:
-                self._number = max(line.number for line in found)
-                self._current = index
+            newest = max((line.number for line in found), default=0)
+            if newest > self._number:
+                self._number, self._current = newest, index
             lines += found
             exists = self._disk.stat(str(path)) is not None
             self._fds.append(self._disk.open(path) if exists else self._disk.create(path, 0))

@@ -239,7 +239,7 @@ class QueueLocks:
             del self._groups[lock.group]
 
     def _remove_expired(self, most: int, now_ms: int) -> None:
-        """Remove up to so many expired locks: their owners may never return."""
+        """Remove up to `most` expired locks: their owners may never return."""
         for _ in range(min(most, len(self._by_renewal))):
             lock = next(iter(self._by_renewal))
             if lock.renewed_ms > now_ms:  # the clock was set back

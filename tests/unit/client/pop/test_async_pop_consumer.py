@@ -3,9 +3,8 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,22 +27,10 @@ from penstock.wire.receipt_handle import RetryKind
 from tests.unit.client.client_kit import BROKER
 from tests.unit.client.consumer.consumer_kit import messages as plain_messages
 from tests.unit.client.consumer.consumer_kit import until
-from tests.unit.client.pop.pop_consumer_kit import ACK, BATCH_ACK, PopFixture, pop_fixture, texts
+from tests.unit.client.pop.pop_consumer_kit import ACK, BATCH_ACK, PopFixture, texts
 
 POP = RequestCode.POP_MESSAGE
 CHANGE = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
-
-
-@pytest.fixture
-def run_test(tmp_path: Path) -> Callable[..., None]:
-    def run(body: Callable[[PopFixture], Coroutine[Any, Any, None]], **options: Any) -> None:
-        async def main() -> None:
-            async with pop_fixture(tmp_path / "store", **options) as made:
-                await body(made)
-
-        asyncio.run(main())
-
-    return run
 
 
 # --- receiving

@@ -1,8 +1,5 @@
 """`explain` of a POP consumer names why nothing is received."""
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,19 +7,7 @@ import pytest
 from penstock.client.pop.popped_messages import PopTarget
 from penstock.errors import PenstockError
 from tests.unit.client.client_kit import BROKER
-from tests.unit.client.pop.pop_consumer_kit import PopFixture, pop_fixture
-
-
-@pytest.fixture
-def run_test(tmp_path: Path) -> Callable[..., None]:
-    def run(body: Callable[[PopFixture], Coroutine[Any, Any, None]], **options: Any) -> None:
-        async def main() -> None:
-            async with pop_fixture(tmp_path / "store", **options) as made:
-                await body(made)
-
-        asyncio.run(main())
-
-    return run
+from tests.unit.client.pop.pop_consumer_kit import PopFixture
 
 
 def test_missing_subscription_and_topic_are_explained(run_test: Any) -> None:
