@@ -131,15 +131,21 @@ def test_acknowledged_messages_survive_kill_9(tmp_path: Path, mode: str) -> None
 def test_a_flipped_bit_and_kill_9_cost_one_message(tmp_path: Path, place: int) -> None:
     """Also after a second kill -9, of a process that has recovered the store and continued."""
     acks = write_and_kill(tmp_path, "sync", 1, 0.5)
+    acknowledged = [range(acks[0].offset, acks[-1].offset + acks[-1].size)]
     victim = next(a for a in acks[len(acks) // 2 :] if a.size > 1500)
     acks.remove(victim)
     flip(tmp_path, victim.offset + place)
     for generation in (2, 3):
-        acks += write_and_kill(tmp_path, "sync", generation, 0.2)
+        got = write_and_kill(tmp_path, "sync", generation, 0.2)
+        acknowledged.append(range(got[0].offset, got[-1].offset + got[-1].size))
+        acks += got
     store = MessageStore(tmp_path, small_store(sync_flush=True), now_ms=int(time.time() * 1000))
     check(store, acks)
     assert [d.offset for d in store.report.damage] == [victim.offset]
-    assert not store.paths.truncated.exists()
+    # kill -9 may leave half a record, which no producer has an answer for; only that is cut.
+    for path in store.paths.truncated.glob("*"):
+        begin = int(path.name.partition("-")[0])
+        assert all(begin not in offsets[1:] for offsets in acknowledged), f"{path.name} was cut"
     found = store.get(victim.topic, victim.queue_id, victim.queue_offset, wait=True)
     assert found.next_offset > victim.queue_offset
     store.close()
