@@ -172,6 +172,30 @@ def test_damaged_record_is_an_error_or_left_out(
     assert by_place(kept.to_pylist()) == by_place(spark_rows(**damaged, failOnDataLoss="false"))
 
 
+def test_damaged_body_from_a_broker_is_an_error_or_left_out(store: Path) -> None:
+    settings = {"store.check_cold_reads": False}
+    with InProcessBroker(settings, data=store) as broker:
+        broker.create_topic("orders", queues=1)
+        send(broker, 30)
+        with (log_of(store) / ("0" * 20)).open("r+b") as file:
+            data = file.read(100_000)
+            file.seek(data.index(b"12".rjust(20)))
+            file.write(b"!")
+        reads = {"subscribe": "orders", "nameserver": broker.address}
+        lost = "orders, broker .*, queue 0: offset 12: the body does not match its CRC"
+        with pytest.raises(DataLost, match=lost):
+            penstock.arrow.read(**reads)  # type: ignore[arg-type]
+        with pytest.raises(DataLost, match=lost):
+            spark_rows(**reads)
+        kept = penstock.arrow.read(**reads, failOnDataLoss=False)  # type: ignore[arg-type]
+        assert kept["queue_offset"].to_pylist() == [n for n in range(30) if n != 12]
+        assert kept.to_pylist() == spark_rows(**reads, failOnDataLoss="false")
+        unchecked = penstock.arrow.read(**reads, checkCrc=False)  # type: ignore[arg-type]
+        assert unchecked.num_rows == 30
+        assert unchecked.to_pylist() == spark_rows(**reads, checkCrc="false")
+    close_worker_connections()
+
+
 def test_lost_messages_are_an_error_that_stays(
     broker: InProcessBroker, small_batches: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

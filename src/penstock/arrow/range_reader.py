@@ -44,6 +44,7 @@ class ReadSettings:
     tags: str | None = None
     """Tags as `a || b`; None: all messages."""
     fail_on_data_loss: bool = True
+    check_crc: bool = True
     timeout_ms: int = READ_MS
     """The option readTimeout: how long a broker may be unavailable."""
 
@@ -55,6 +56,7 @@ class ReadSettings:
             group=options.group,
             tags=options.tags,
             fail_on_data_loss=options.fail_on_data_loss,
+            check_crc=options.check_crc,
             timeout_ms=options.read_timeout_ms,
         )
 
@@ -67,6 +69,7 @@ class RangeReader:
         self._part = part
         self._fail = reading.fail_on_data_loss
         self._tags = subscription.tag_bytes
+        self._check_crc = reading.check_crc
         self._clock = session.clock
         self._builder = ColumnBuilder(reading.columns, topic=part.topic, broker=part.broker)
         self._puller = QueuePuller(
@@ -142,7 +145,13 @@ class RangeReader:
         """Decode more messages of the response; returns why it stopped, such as FULL."""
         builder, part, data = self._builder, self._part, answer.body
         why = builder.add_answer(
-            data, self._position, len(data), first=self._at, until=part.until, tags=self._tags
+            data,
+            self._position,
+            len(data),
+            first=self._at,
+            until=part.until,
+            tags=self._tags,
+            check_crc=self._check_crc,
         )
         before, self._at, self._position = self._at, builder.offset, builder.position
         if why == BAD:

@@ -68,7 +68,7 @@ _QUEUE_ONLY: Final = (
     "readTimeout",
     *_STREAM_ONLY,
 )
-_LOG_ONLY: Final = ("path", "checkCrc", "brokerName")
+_LOG_ONLY: Final = ("path", "brokerName")
 
 GROUP_PREFIX: Final = "penstock-spark"
 TRIGGER_DELAY_MS: Final = 15 * 60_000

@@ -15,11 +15,13 @@ from penstock.client.consumer.pull_loop import PullAnswer
 from penstock.clock import LoopClock
 from penstock.errors import DataLost, TopicNotExist
 from penstock.wire.codes import ResponseCode
+from penstock.wire.layout import body_at
 from tests.store_kit import Message, Stored
 
 OK, MOVED = ResponseCode.SUCCESS, ResponseCode.PULL_OFFSET_MOVED
 NOTHING, AGAIN = ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY
 PART = QueueRange("orders", "b-1", 3, 10, 30)
+BODY_AT = body_at(0)
 SESSION = cast(Session, SimpleNamespace(clock=LoopClock()))
 
 
@@ -73,7 +75,8 @@ def read(
     script = ScriptedPuller({k: v if isinstance(v, list) else [v] for k, v in answers.items()})
     monkeypatch.setattr(range_reader, "QueuePuller", script)
     monkeypatch.setattr(range_reader, "LAG_WAIT_MS", 150)
-    work = RangeReader(SESSION, PART, ReadSettings(columns=("queue_offset",), group="g", **how))
+    settings = ReadSettings(**{"columns": ("queue_offset",), "group": "g", **how})
+    work = RangeReader(SESSION, PART, settings)
 
     async def run() -> list[int]:
         found: list[int] = []
@@ -176,6 +179,32 @@ def test_unreadable_record_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     text, found, lost = lost_and_found(monkeypatch, {10: answer(OK, 30, body=body)})
     assert "offset 15: " in text
     assert (found, lost) == ([n for n in range(10, 30) if n != 15], 1)
+
+
+@pytest.mark.parametrize("columns", [("queue_offset",), ("queue_offset", "body", "properties")])
+@pytest.mark.parametrize("offset", [10, 15, 29])
+def test_damaged_body_is_a_loss(
+    monkeypatch: pytest.MonkeyPatch, offset: int, columns: tuple[str, ...]
+) -> None:
+    records = [bytearray(record(n)) for n in range(10, 30)]
+    records[offset - 10][BODY_AT] ^= 1
+    answers = {10: answer(OK, 30, body=b"".join(records))}
+    text, found, lost = lost_and_found(monkeypatch, answers, columns=columns)
+    assert f"offset {offset}: the body does not match its CRC" in text
+    assert (found, lost) == ([n for n in range(10, 30) if n != offset], 1)
+    found, work, _ = read(monkeypatch, answers, columns=columns, check_crc=False)
+    assert (found, work.lost) == (list(range(10, 30)), 0)
+
+
+def test_damaged_body_after_a_gap_is_reported_with_its_offset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bad = bytearray(record(15))
+    bad[BODY_AT] ^= 1
+    answers = {10: answer(OK, 30, body=record(12) + bad + record(20))}
+    text, found, lost = lost_and_found(monkeypatch, answers, tags="a")
+    assert "offset 15: the body does not match its CRC" in text
+    assert (found, lost) == ([12, 20], 1)
 
 
 def test_record_of_unknown_length_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,8 @@ cdef class ColumnBuilder:
     cdef bint _check_crc
 
     cdef int _bind(self, const unsigned char[::1] view) except -1
-    @cython.locals(record=RecordView, why=int, problem=int, size=int, offset="long long")
+    @cython.locals(record=RecordView, why=int, problem=int, size=int, offset="long long",
+                   wrapped=bint)
     cdef int _walk_answer(self, Py_ssize_t at, Py_ssize_t end, long long first,
                           long long until) except -1
     @cython.locals(record=RecordView, why=int, problem=int, size=int)
@@ -48,7 +49,7 @@ cdef class ColumnBuilder:
     cdef int _parse_logged(self, Py_ssize_t at, Py_ssize_t limit, long long log_offset) except -1
     @cython.locals(record=RecordView, transaction=int, stored_ms="long long")
     cdef bint _is_wanted(self) except -1
-    @cython.locals(record=RecordView, crc=int, at="Py_ssize_t")
+    @cython.locals(record=RecordView, at="Py_ssize_t")
     cdef int _find_damage(self, long long physical_offset) except -1
     cdef int _bad(self, str problem) except -1
     @cython.locals(chunk=RecordChunk)
@@ -59,6 +60,8 @@ cdef class ColumnBuilder:
     @cython.locals(batch=RowBatch, rows="long long", weight="long long")
     cdef bint _set_chunk_limits(self) except -1
     cdef int _flush(self) except -1
+    @cython.locals(record=RecordView)
+    cdef int _add_checked(self, bint wrapped, long long until) except -1
     @cython.locals(record=RecordView, batch=RowBatch)
     cdef int _add(self) except -1
     @cython.locals(batch=RowBatch)

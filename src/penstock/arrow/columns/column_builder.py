@@ -136,14 +136,17 @@ class ColumnBuilder:
         first: int,
         until: int,
         tags: frozenset[bytes] | None = None,
+        check_crc: bool = False,
     ) -> int:
         """Add the records of a pull response in [begin, end) with queue offsets in [first, until).
 
         Returns DONE, FULL or BAD. `offset` is then `until` if that was reached, else the one after
         the last record, or `first` if there was none. A record that is repeated is added once.
+        After BAD because of the content of a record, `offset` is that of the record.
         """
         self._tags = None if tags is None else tuple(tags)
-        self._chunk.set_filter(None, self._tags)
+        self._check_crc = check_crc
+        self._chunk.set_filter(None, self._tags, check_crc)
         self._open(data, begin, end)
         try:
             why = self._walk_answer(begin, end, first, until)
@@ -171,8 +174,8 @@ class ColumnBuilder:
         self._tags = None if wanted.tags is None else tuple(wanted.tags)
         self._first_ms, self._until_ms = wanted.first_ms, wanted.until_ms
         self._check_crc = wanted.check_crc
-        self._chunk.set_filter(wanted.topics, self._tags)
-        self._chunk.set_log_filter(wanted.first_ms, wanted.until_ms, wanted.check_crc)
+        self._chunk.set_filter(wanted.topics, self._tags, wanted.check_crc)
+        self._chunk.set_period(wanted.first_ms, wanted.until_ms)
         self._open(data, begin, limit)
         try:
             why = self._walk_log(begin, end, limit, log_offset)
@@ -215,10 +218,11 @@ class ColumnBuilder:
             if offset >= until:
                 self.offset = until
                 break
-            if record.sys_flag & _WRAPPED == _WRAPPED:
-                why = self._add_inner(at, until)
-            elif offset >= self.offset:
-                why = self._add()
+            wrapped = record.sys_flag & _WRAPPED == _WRAPPED
+            if wrapped or offset >= self.offset:
+                why = self._add_checked(wrapped, until)
+            if why == _BAD:
+                self.offset = max(self.offset, offset)
             if why != _DONE:
                 break
             if offset >= self.offset:
@@ -290,10 +294,8 @@ class ColumnBuilder:
     def _find_damage(self, physical_offset: int) -> int:
         """The problem in the content of a record of the log whose lengths are valid; 0 if none."""
         record = self._record
-        if self._check_crc:
-            crc = octets.crc31(record.source, record.body_at, record.body_length)
-            if crc != octets.get_i32(record.source, record.at + layout.BODY_CRC_AT):
-                return _CRC
+        if self._check_crc and not record.matches_crc():
+            return _CRC
         at = record.text_at
         if octets.find(record.source, at, at + record.text_length, 0) >= 0:
             return record.torn(physical_offset)
@@ -344,6 +346,14 @@ class ColumnBuilder:
             self._chunk.clear()
 
     # --- rows
+
+    def _add_checked(self, wrapped: bool, until: int) -> int:
+        """Add the parsed record of a pull response, unless its body is damaged."""
+        record = self._record
+        if self._check_crc and not record.matches_crc():
+            self.resume = record.at + record.size
+            return self._bad(PROBLEMS[_CRC])
+        return self._add_inner(record.at, until) if wrapped else self._add()
 
     def _add(self) -> int:
         """Add the parsed record if its tag is wanted."""

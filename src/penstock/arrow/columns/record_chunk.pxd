@@ -58,8 +58,8 @@ cdef class RecordChunk:
     cdef bytearray _cached_matches
     cdef unsigned int _last_slot
 
-    cpdef int set_filter(self, object topics, tuple tags) except -1
-    cpdef int set_log_filter(self, long long first_ms, long long until_ms, bint check_crc) except -1
+    cpdef int set_filter(self, object topics, tuple tags, bint check_crc) except -1
+    cpdef int set_period(self, long long first_ms, long long until_ms) except -1
     cdef int set_limits(self, long long rows, long long weight, long long row_bytes) except -1
     cpdef int bind(self, const unsigned char[::1] source) except -1
     cdef int clear(self) except -1
@@ -75,9 +75,10 @@ cdef class RecordChunk:
     cdef int _locate(self, Py_ssize_t at, Py_ssize_t end) noexcept
     @cython.locals(transaction=int, store_at="Py_ssize_t", stored_ms="long long")
     cdef bint _is_visible(self, Py_ssize_t at) noexcept
-    @cython.locals(row="Py_ssize_t", body_at="Py_ssize_t", length=int, text_at="Py_ssize_t",
-                   end="Py_ssize_t", crc=int)
+    @cython.locals(row="Py_ssize_t", text_at="Py_ssize_t", end="Py_ssize_t")
     cdef bint _is_damaged(self, Py_ssize_t at) noexcept
+    @cython.locals(row="Py_ssize_t", crc=int)
+    cdef bint _matches_crc(self, Py_ssize_t at) noexcept
     @cython.locals(row="Py_ssize_t", text_at="Py_ssize_t", length=int, count=int)
     cdef bint _add_row(self, Py_ssize_t at, int size) except -1
     @cython.locals(at="Py_ssize_t", length=int, tag=bytes)

@@ -86,7 +86,7 @@ class RecordChunk:
         self._rows_max: int = 0
         self._weight_max: int = 0
         self.offset: int = 0  # pull responses: the next queue offset
-        # The filter, until the next set_filter or set_log_filter.
+        # The filter, until the next set_filter or set_period.
         self._tags: tuple[bytes, ...] | None = None
         self._needs_properties: bool = properties
         self._topics: Callable[[bytes], bool] | None = None
@@ -101,17 +101,22 @@ class RecordChunk:
     # --- filter and limits
 
     def set_filter(
-        self, topics: Callable[[bytes], bool] | None, tags: tuple[bytes, ...] | None
+        self,
+        topics: Callable[[bytes], bool] | None,
+        tags: tuple[bytes, ...] | None,
+        check_crc: bool,
     ) -> None:
-        """Select records of these topics (None: all) and tags."""
+        """Select records of these topics (None: all) and tags; bodies may have to match the CRC."""
         if topics is not self._topics:
             self._topics = topics
             self._cached_topics = [None] * _CACHE_SIZE
         self._tags = tags
+        self._check_crc = check_crc
         self._needs_properties = self._properties or tags is not None
 
-    def set_log_filter(self, first_ms: int, until_ms: int, check_crc: bool) -> None:
-        self._first_ms, self._until_ms, self._check_crc = first_ms, until_ms, check_crc
+    def set_period(self, first_ms: int, until_ms: int) -> None:
+        """Select records of a log that were stored in this period."""
+        self._first_ms, self._until_ms = first_ms, until_ms
 
     def set_limits(self, rows: int, weight: int, row_bytes: int) -> None:
         """Limit the rows and their bytes; a row has `row_bytes` and its texts."""
@@ -146,7 +151,7 @@ class RecordChunk:
             if offset >= self.offset:
                 if self._topic and self._row_topic_match() != _WANTED:
                     break
-                if not self._add_row(at, size):
+                if not self._matches_crc(at) or not self._add_row(at, size):
                     break
                 self.offset = offset + 1
             at += size
@@ -236,17 +241,22 @@ class RecordChunk:
 
     def _is_damaged(self, at: int) -> bool:
         """Whether the record needs the slow path; `_add_row` finds other reasons."""
-        row = self.rows * _WIDTH
-        body_at, length = self.base + self.places[row + _BODY], self.places[row + _BODY + 1]
-        if self._check_crc:
-            crc = octets.get_i32(self.source, at + layout.BODY_CRC_AT)
-            if octets.crc31(self.source, body_at, length) != crc:
-                return True
+        if not self._matches_crc(at):
+            return True
         if self._needs_properties:
             return False
+        row = self.rows * _WIDTH
         text_at = self.base + self.places[row + _TOPIC] + self.places[row + _TOPIC + 1] + 2
         end = at + octets.get_i32(self.source, at + layout.SIZE_AT)
         return octets.find(self.source, text_at, end, 0) >= 0
+
+    def _matches_crc(self, at: int) -> bool:
+        """Whether the body matches the record's CRC, or need not."""
+        if not self._check_crc:
+            return True
+        row = self.rows * _WIDTH + _BODY
+        crc = octets.crc31(self.source, self.base + self.places[row], self.places[row + 1])
+        return crc == octets.get_i32(self.source, at + layout.BODY_CRC_AT)
 
     def _add_row(self, at: int, size: int) -> bool:
         """Add the record as a row if its tag is wanted; False if it is not plain."""

@@ -58,6 +58,8 @@ cdef class RecordView:
     cpdef int bind(self, const unsigned char[::1] source) except -1
     @cython.locals(size=int, magic=int, sys_flag=int, place="Py_ssize_t", length=int, prefix=int)
     cpdef int parse(self, Py_ssize_t at, Py_ssize_t end) except -1
+    @cython.locals(crc=int)
+    cpdef bint matches_crc(self) noexcept
     @cython.locals(clean=bint, may_repeat=bint)
     cpdef int parse_properties(self, bint distinct) except -1
     @cython.locals(end="Py_ssize_t", property_count=int)

@@ -124,6 +124,11 @@ class RecordView:
             return _LENGTHS
         return 0
 
+    def matches_crc(self) -> bool:
+        """Whether the body, as it is stored (perhaps compressed), matches the record's CRC."""
+        crc = octets.crc31(self.source, self.body_at, self.body_length)
+        return crc == octets.get_i32(self.source, self.at + layout.BODY_CRC_AT)
+
     # --- properties
 
     def parse_properties(self, distinct: bool) -> None:

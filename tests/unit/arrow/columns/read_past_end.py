@@ -50,7 +50,7 @@ def main() -> None:
         while 0 <= at < end and why != DONE:
             why = builder.add_log(data, at, end, limit=end, log_offset=0, wanted=wanted)
             at = builder.resume
-        builder.add_answer(data, 0, end, first=0, until=1 << 60)
+        builder.add_answer(data, 0, end, first=0, until=1 << 60, check_crc=wanted.check_crc)
         builder.take().validate(full=True)
     print("nothing after the end was read", len(whole))
 

@@ -35,7 +35,7 @@ from penstock.client.received_message import BadRecord, ReceivedMessage, decode_
 from penstock.spark.spark_schema import spark_schema
 from penstock.wire import octets
 from penstock.wire.compression import Compression, compress, with_compression
-from penstock.wire.layout import MAGIC_BLANK
+from penstock.wire.layout import MAGIC_BLANK, body_at
 from penstock.wire.message import encode_batch
 from tests.unit.client.consumer.consumer_kit import record
 
@@ -94,9 +94,12 @@ def answer(
     until: int = EVER,
     tags: frozenset[bytes] | None = None,
     begin: int = 0,
+    check_crc: bool = False,
 ) -> tuple[int, ColumnBuilder]:
     builder = ColumnBuilder(columns, broker="broker-a")
-    why = builder.add_answer(data, begin, len(data), first=first, until=until, tags=tags)
+    why = builder.add_answer(
+        data, begin, len(data), first=first, until=until, tags=tags, check_crc=check_crc
+    )
     return why, builder
 
 
@@ -408,6 +411,40 @@ def test_broken_inner_batch_is_reported() -> None:
     assert offsets_of(builder) == [0, 1, 2]
     why, builder = answer(record(0, b"no zlib", sys_flag=WRAPPED | 1))
     assert (why, builder.rows) == (BAD, 0)
+
+
+# --- the CRC in pull responses
+
+SHORT = compress(b"hello" * 20, Compression.ZLIB)
+
+
+@pytest.mark.parametrize("columns", [ALL, ("queue_offset",), ("queue_offset", "body")])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        record(1),
+        record(1, SHORT, sys_flag=1),
+        wrapped(1, "a"),
+        wrapped(1, "a", sys_flag=WRAPPED | 1),
+    ],
+    ids=["plain", "compressed", "batch", "compressed batch"],
+)
+def test_body_of_a_pull_response_is_checked_as_it_is_stored(
+    victim: bytes, columns: Sequence[str]
+) -> None:
+    good = record(0) + victim + record(2)
+    why, builder = answer(good, columns=columns, check_crc=True)
+    assert (why, offsets_of(builder)) == (DONE, [0, 1, 2])
+    size = len(record(0))
+    bad = bytearray(good)
+    bad[size + body_at(0) + 3] ^= 1
+    why, builder = answer(bytes(bad), columns=columns, check_crc=True)
+    assert (why, builder.offset, builder.resume) == (BAD, 1, size + len(victim))
+    assert builder.problem == "the body does not match its CRC"
+    why = builder.add_answer(
+        bytes(bad), builder.resume, len(bad), first=builder.offset, until=EVER, check_crc=True
+    )
+    assert (why, offsets_of(builder)) == (DONE, [0, 2])
 
 
 # --- the log

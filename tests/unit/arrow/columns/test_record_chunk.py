@@ -212,6 +212,18 @@ def test_bad_record_inside_a_chunk_is_reported() -> None:
         assert (why, builder.rows) == (DONE, 19)
 
 
+def test_damaged_body_inside_a_chunk_of_a_pull_response_is_reported() -> None:
+    records = [plain(n) for n in range(40)]
+    begin, size = sum(map(len, records[:20])), len(records[20])
+    data = bytearray(b"".join(records))
+    data[begin + 100] ^= 1
+    builder = ColumnBuilder(DEFAULT_COLUMNS)
+    for at, why, rows in ((0, BAD, range(20)), (begin + size, DONE, range(21, 40))):
+        added = builder.add_answer(data, at, len(data), first=0, until=EVER, check_crc=True)
+        found = [row["queue_offset"] for row in rows_of(builder.take())]
+        assert (added, found) == (why, list(rows))
+
+
 def test_log_truncated_at_any_byte() -> None:
     records = [plain(n) for n in range(8)]
     data = log_of(*records)
