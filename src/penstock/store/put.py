@@ -9,7 +9,7 @@ from array import array
 from penstock.errors import DiskFull, StoreError, WriteStopped
 from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
-from penstock.store.consumequeue.queue_files import last_real, write_replayed
+from penstock.store.consumequeue.queue_files import has_fillers, last_real, write_replayed
 from penstock.store.consumequeue.queue_table import QueueTable
 from penstock.store.disk import is_full
 from penstock.store.flusher import Flusher
@@ -468,7 +468,9 @@ class StoreWriter:
             queue.begin_at(entry[0])
         else:
             before = queue.entry(last_real(queue, queue.max_offset))
-            if before is None or not self.damage.explains(before[0]):
+            if before is None or not (
+                self.damage.explains(before[0]) or has_fillers(queue, entry[0], before[0] + 1)
+            ):
                 self.gaps += 1
             self.fill(queue, entry[0])
         queue.append(entry[1], entry[2], entry[3])

@@ -146,6 +146,40 @@ def has_data_from(queue: ConsumeQueue, offset: int) -> bool:
         queue.disk.close_file(fd)
 
 
+def end_of_used(queue: ConsumeQueue, physical_offset: int) -> int:
+    """Behind the last entry of the files that continues the queue and is a filler, or refers to a
+    record that ends below a log offset."""
+    known = end = queue.max_offset
+    last = queue.entry(last_real(queue, known))
+    begin = last[0] + last[1] if last is not None else 0
+    while True:
+        queue.max_offset = end + _CHUNK_ENTRIES
+        data = queue.read(end, _CHUNK_ENTRIES) or b""
+        queue.max_offset = known
+        for offset, size, _ in each_entry(data):
+            if size != FILLER_SIZE:
+                if size <= 0 or offset < begin or offset + size > physical_offset:
+                    return end
+                begin = offset + size
+            end += 1
+        if len(data) < layout.ENTRY_BYTES:
+            return end
+
+
+def has_fillers(queue: ConsumeQueue, end: int, place: int) -> bool:
+    """Whether the files have fillers of this place from the queue's end to before `end`."""
+    offset, known = queue.max_offset, queue.max_offset
+    while offset < end:
+        queue.max_offset = end
+        data = queue.read(offset, min(end - offset, _CHUNK_ENTRIES)) or b""
+        queue.max_offset = known
+        found = [(size, tag) for _, size, tag in each_entry(data)]
+        if not found or any(entry != (FILLER_SIZE, place) for entry in found):
+            return False
+        offset += len(found)
+    return True
+
+
 def other_file_size(queue: ConsumeQueue) -> int | None:
     """The size of the queue's files if it is not the configured one; for Apache stores."""
     size = queue.file_entries * layout.ENTRY_BYTES

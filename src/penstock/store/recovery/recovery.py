@@ -60,6 +60,8 @@ class Recovery(OpenedFiles):
         super().__init__(disk, paths, config, progress)
         # Nothing below this log offset can be torn; `damage` says why.
         self._durable_to = 0
+        # A queue entry of a record below this log offset was valid when it was written.
+        self._used_to = 0
         # Topics that another program deleted since the clean shutdown.
         self._deleted: set[str] = set()
         # Queues whose files are not as they were at the clean shutdown.
@@ -71,6 +73,7 @@ class Recovery(OpenedFiles):
         self.checkpoint = read_checkpoint(self.disk, self.paths)
         self.report.pages_kept = not crashed or opened_here(self.disk, self.paths)
         self._durable_to = self._beyond() if self.report.pages_kept else self._confirmed()
+        self._used_to = self._durable_to if crashed and ours else 0
         short_index = self.load_index(extend=ours)
         if not ours:
             self.refuse_other_sizes()
@@ -110,8 +113,9 @@ class Recovery(OpenedFiles):
             end = self._replay(writer, begin)
             if writer.gaps and begin > self.segments.first:
                 end = self._replay_all(writer, queues)
-        self._cut_queues(writer, queues)
-        self._truncate_log(end)
+        data_end = self._judge().data_end(end)
+        self._cut_queues(writer, queues, used_to=min(data_end, self._used_to))
+        self._truncate_log(end, data_end)
         if snapshot is not None:
             self._restore_ends(writer, snapshot)
         for queue in queues:
@@ -186,7 +190,7 @@ class Recovery(OpenedFiles):
         if self.report.rebuilt_files:
             return begin
         if self.segments.items and self.segments.items[-1].start > snapshot.log_end:
-            self._save_tail(snapshot.log_end)
+            self._save_tail(snapshot.log_end, self._judge().data_end(snapshot.log_end))
         self._drop_segments_from(snapshot.log_end)
         self.report.log_end = self.report.replayed_from = snapshot.log_end
         self.report.last_offset = snapshot.last_offset
@@ -240,14 +244,8 @@ class Recovery(OpenedFiles):
                 continue
             if queue is None and row.high > 0:
                 queue = self.add_queue(row.topic.encode(), row.queue_id)
-            if queue is None or queue.max_offset >= row.high:
-                continue
-            if queue.max_offset == queue.min_offset:
-                queue.begin_at(row.high)
-                queue.ready()  # the name of its file keeps the position
-                writer.mark_dirty(queue)
-            else:
-                writer.fill(queue, row.high)
+            if queue is not None:
+                self._skip(writer, queue, row.high)
 
     def _ends_at(self, snapshot: Snapshot) -> bool:
         """Whether the log's last record is the snapshot's, and nothing follows it."""
@@ -349,19 +347,32 @@ class Recovery(OpenedFiles):
             self.index.cut(begin)
         return True
 
-    def _cut_queues(self, writer: StoreWriter, queues: list[ConsumeQueue]) -> None:
+    def _cut_queues(self, writer: StoreWriter, queues: list[ConsumeQueue], *, used_to: int) -> None:
         """Remove what the files have behind the last entry of each queue.
 
-        That is synced later, before a checkpoint or a deletion relies on it; until then the next
-        start does it again.
+        Entries of records below the log offset `used_to` were valid: the records are damaged, and
+        fillers replace them. That is synced later, before a checkpoint or a deletion relies on it;
+        until then the next start does it again.
         """
         total = len(queues)
         for done, queue in enumerate(queues):
             self._progress("queues", done, total)
             if not queue.checked and queue_files.has_data_from(queue, queue.max_offset):
+                self._skip(writer, queue, queue_files.end_of_used(queue, used_to))
                 queue.cut(queue.max_offset)
                 writer.mark_dirty(queue)
         self._progress("queues", total, total)
+
+    def _skip(self, writer: StoreWriter, queue: ConsumeQueue, offset: int) -> None:
+        """Continue a queue at this offset or later: what is before it is not used again."""
+        if offset <= queue.max_offset:
+            return
+        if queue.max_offset == queue.min_offset:
+            queue.begin_at(offset)
+            queue.ready()  # the name of its file keeps the position
+            writer.mark_dirty(queue)
+        else:
+            writer.fill(queue, offset)
 
     def _replay(self, writer: StoreWriter, begin: int) -> int:
         """Walk and dispatch the log from `begin`; returns where it ends."""
@@ -431,9 +442,9 @@ class Recovery(OpenedFiles):
         offset = self.checkpoint.confirm_offset
         return offset if offset <= self._beyond() else 0
 
-    def _truncate_log(self, end: int) -> None:
+    def _truncate_log(self, end: int, data_end: int) -> None:
         """Truncate the log at `end`, durably. From then on its content is known to be durable."""
-        self._save_tail(end)
+        self._save_tail(end, data_end)
         if end < self.checkpoint.confirm_offset:
             self._write_confirmed(end)
         self._drop_segments_from(end)
@@ -451,9 +462,8 @@ class Recovery(OpenedFiles):
         self.checkpoint = self.checkpoint._replace(confirm_offset=offset)
         write_checkpoint(self.disk, self.paths, self.checkpoint)
 
-    def _save_tail(self, end: int) -> None:
+    def _save_tail(self, end: int, data_end: int) -> None:
         """Save what the log has behind its end, before it is destroyed."""
-        data_end = self._judge().data_end(end)
         if data_end > end:
             path = save_tail(self.disk, self.paths, self.segments.items, end, data_end)
             self.report.saved_files.append(str(path))

@@ -182,6 +182,95 @@ def test_the_last_record_of_a_queue_keeps_its_queue_offset(stores: StoreFixture)
         stores.crash(store)
 
 
+UNREADABLE = b"\xaa" * 84
+"""In place of a record's header: neither its queue nor its queue offset is known."""
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+@pytest.mark.parametrize("at_end", [False, True], ids=["inside the log", "at its end"])
+def test_queue_offsets_of_unreadable_records_are_not_used_again(
+    stores: StoreFixture, lost: int, at_end: bool
+) -> None:
+    """A consumer that has read them would skip the next messages."""
+    store = stores.open()
+    places = fill(store)
+    if not at_end:
+        put(store, *[record(b"other", queue_id=5) for _ in range(3)])
+        flush(store)
+    stores.crash(store)
+    for n in range(COUNT - 2 * lost, COUNT):
+        change(store, places[n][0], UNREADABLE)
+    for further in range(3):
+        store = stores.open()
+        assert [store.max_offset("t", q) for q in (0, 1)] == [COUNT // 2 + further] * 2
+        put(store, record(b"next", queue_id=0), record(b"next", queue_id=1))
+        flush(store)
+        new = [COUNT // 2 + n for n in range(further + 1)]
+        for queue_id in (0, 1):
+            assert store.writer.queue_offset == new[-1]
+            assert consumed(store, queue_id)[-len(new) :] == [b"next"] * len(new)
+            assert store.get("t", queue_id, new[0], wait=True).count == len(new)
+        assert store.report.lost_messages == 2 * lost
+        assert_others(store, set(range(COUNT - 2 * lost, COUNT)))
+        stores.crash(store)
+
+
+@pytest.mark.parametrize("at", [layout.QUEUE_ID_AT + 3, layout.QUEUE_OFFSET_AT + 6])
+def test_queue_offset_of_a_record_with_a_wrong_header_is_not_used_again(
+    stores: StoreFixture, at: int
+) -> None:
+    store = stores.open()
+    places = fill(store)
+    stores.crash(store)
+    flip(store, places[COUNT - 1][0] + at, 1 << 5)
+    for _ in range(2):
+        store = stores.open()
+        assert store.max_offset("t", 1) == COUNT // 2
+        stores.crash(store)
+
+
+def test_queue_offset_of_the_only_record_is_not_used_again(stores: StoreFixture) -> None:
+    store = stores.open()
+    (offset,) = put(store, record(b"first", queue_id=3))
+    fill(store)
+    stores.crash(store)
+    change(store, offset, UNREADABLE)
+    for n in (1, 2, 3):
+        store = stores.open()
+        assert (store.max_offset("t", 3), store.min_offset("t", 3)) == (n, 1)
+        put(store, record(b"next", queue_id=3))
+        assert store.writer.queue_offset == n
+        stores.crash(store)
+
+
+def test_a_known_gap_in_a_queue_costs_no_replay_of_the_whole_log(stores: StoreFixture) -> None:
+    store = stores.open(index_flush_ms=1, queue_flush_ms=1)
+    places = []
+    for n in range(COUNT):
+        places += put(store, record(body(n), queue_id=n % 2), now_ms=NOW_MS + 1000 * n)
+    flush(store)
+    store.tick(NOW_MS + 1000 * COUNT)
+    places += put(store, record(body(0), queue_id=0))
+    stores.crash(store)
+    change(store, places[-1], UNREADABLE)
+    for _ in range(2):
+        store = stores.open()
+        assert store.report.replayed_from > 0
+        put(store, record(body(1), queue_id=0))
+        stores.crash(store)
+
+
+def test_entries_of_records_that_were_never_written_are_removed(stores: StoreFixture) -> None:
+    """A killed process may have made queue entries of records that were not in the log yet."""
+    store = stores.open()
+    offset, size = fill(store)[-1]
+    stores.crash(store)
+    change(store, offset, bytes(size))
+    store = stores.open()
+    assert store.max_offset("t", 1) == COUNT // 2 - 1
+    assert store.report.lost_messages == 0
+
+
 def test_damage_below_the_confirm_offset_is_kept_also_at_the_end(stores: StoreFixture) -> None:
     store = stores.open()
     places = fill(store)
