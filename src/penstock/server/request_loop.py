@@ -135,8 +135,8 @@ class RequestLoop:
         request = self.request
         self.stopped_early = False
         created = self.send.creations if self.send is not None else 0
-        stop_ns = self._time_ns() + _SLICE_NS
-        timed = False  # a request other than a send was served
+        stop_ns = 0  # set by the first request other than a send
+        timed = False
         try:
             while at < end:
                 if (
@@ -169,8 +169,10 @@ class RequestLoop:
                     except Exception as error:
                         self._fail(error)
                 else:
+                    if not timed:
+                        timed = True
+                        stop_ns = self._time_ns() + _SLICE_NS
                     self._serve_one(now_ms)
-                    timed = True
         finally:
             if self.writer is not None and self.writer.publish():
                 self.arrivals = True

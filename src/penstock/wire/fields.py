@@ -199,12 +199,11 @@ class Fields:
         if field < 0 or self._table[4 * field + 3] != 4:
             return False
         at = self._table[4 * field + 2]
-        buffer = self.buffer
         return (
-            buffer[at] | 32 == 116
-            and buffer[at + 1] | 32 == 114
-            and buffer[at + 2] | 32 == 117
-            and buffer[at + 3] | 32 == 101
+            self.buffer[at] | 32 == 116
+            and self.buffer[at + 1] | 32 == 114
+            and self.buffer[at + 2] | 32 == 117
+            and self.buffer[at + 3] | 32 == 101
         )
 
     def raw(self, name: bytes) -> bytes | None:

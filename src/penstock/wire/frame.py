@@ -92,21 +92,20 @@ class Request(Fields):
         return bytes(self.buffer[self.body_at : self.body_at + self.body_length])
 
     def _read_binary(self, at: int, end: int) -> int:
-        buffer = self.buffer
         if end - at < _BINARY_BYTES_MIN:
             raise HeaderError(f"binary header of {end - at} bytes is too short")
-        self.code = octets.get_i16(buffer, at)
-        self.language = buffer[at + 2]
-        self.version = octets.get_i16(buffer, at + 3)
-        self.opaque = octets.get_i32(buffer, at + 5)
-        self.flag = octets.get_i32(buffer, at + 9)
-        length = octets.get_i32(buffer, at + 13)
+        self.code = octets.get_i16(self.buffer, at)
+        self.language = self.buffer[at + 2]
+        self.version = octets.get_i16(self.buffer, at + 3)
+        self.opaque = octets.get_i32(self.buffer, at + 5)
+        self.flag = octets.get_i32(self.buffer, at + 9)
+        length = octets.get_i32(self.buffer, at + 13)
         at += 17
         if length < 0 or length > end - at - 4:
             raise HeaderError(f"binary header's remark of {length} bytes does not fit")
         self.set_remark(at, length)
         at += length
-        length = octets.get_i32(buffer, at)
+        length = octets.get_i32(self.buffer, at)
         at += 4
         if length < 0 or length > end - at:
             raise HeaderError(f"binary header's fields of {length} bytes do not fit")
@@ -114,11 +113,11 @@ class Request(Fields):
         while at < end:
             if end - at < 6:
                 raise HeaderError("binary header ends inside a field")
-            key_length = octets.get_i16(buffer, at)
+            key_length = octets.get_i16(self.buffer, at)
             key_at = at + 2
             if key_length < 0 or key_length > end - at - 6:
                 raise HeaderError(f"binary header's field name of {key_length} bytes does not fit")
-            length = octets.get_i32(buffer, key_at + key_length)
+            length = octets.get_i32(self.buffer, key_at + key_length)
             at = key_at + key_length + 4
             if length < 0 or length > end - at:
                 raise HeaderError(f"binary header's field of {length} bytes does not fit")

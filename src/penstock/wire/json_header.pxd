@@ -21,7 +21,7 @@ cdef class JsonHeader:
     cdef int _member(self, Fields fields, int at, int key_at, int key_length) except -1
     @cython.locals(key_at=int, key_length=int)
     cdef int _ext(self, Fields fields, int at) except -1
-    @cython.locals(end=int)
+    @cython.locals(end=int, byte=int)
     cdef int _blank(self, int at) noexcept
     cdef int _expect(self, int at, int byte) except -1
     cdef int _finish(self, int at) except -1

@@ -22,7 +22,10 @@ _CLOSE = 125
 
 
 class JsonHeader:
-    """A scanner of headers; reusable."""
+    """A scanner of headers; reusable.
+
+    Short methods use `self.buffer`: compiled, a local variable of that type counts references.
+    """
 
     def __init__(self) -> None:
         # The buffer and the end of the header that `read` is scanning.
@@ -36,10 +39,9 @@ class JsonHeader:
         """Fill `fields` from the header in [at, end) of their buffer."""
         self.buffer = fields.buffer
         self.end = end
-        buffer = self.buffer
         at = self._expect(at, _OPEN)
         at = self._blank(at)
-        if at < end and buffer[at] == _CLOSE:
+        if at < end and self.buffer[at] == _CLOSE:
             return self._finish(at + 1)
         while True:
             at = self._string(at)
@@ -50,30 +52,29 @@ class JsonHeader:
             at = self._blank(at)
             if at >= end:
                 raise HeaderError("JSON header ends inside its object")
-            if buffer[at] == _CLOSE:
+            if self.buffer[at] == _CLOSE:
                 return self._finish(at + 1)
             at = self._expect(at, _COMMA)
 
     def _member(self, fields: Fields, at: int, key_at: int, key_length: int) -> int:
-        buffer = self.buffer
-        if key_length == 9 and octets.matches(buffer, key_at, b"extFields"):
+        if key_length == 9 and octets.matches(self.buffer, key_at, b"extFields"):
             return self._ext(fields, at)
-        if key_length == 4 and octets.matches(buffer, key_at, b"code"):
+        if key_length == 4 and octets.matches(self.buffer, key_at, b"code"):
             at = self._scalar(at)
             fields.code = self._int()
-        elif key_length == 4 and octets.matches(buffer, key_at, b"flag"):
+        elif key_length == 4 and octets.matches(self.buffer, key_at, b"flag"):
             at = self._scalar(at)
             fields.flag = self._int()
-        elif key_length == 6 and octets.matches(buffer, key_at, b"opaque"):
+        elif key_length == 6 and octets.matches(self.buffer, key_at, b"opaque"):
             at = self._scalar(at)
             fields.opaque = self._int()
-        elif key_length == 7 and octets.matches(buffer, key_at, b"version"):
+        elif key_length == 7 and octets.matches(self.buffer, key_at, b"version"):
             at = self._scalar(at)
             fields.version = self._int()
-        elif key_length == 8 and octets.matches(buffer, key_at, b"language"):
+        elif key_length == 8 and octets.matches(self.buffer, key_at, b"language"):
             at = self._scalar(at)
             fields.set_language(self.text_at, self.text_length)
-        elif key_length == 6 and octets.matches(buffer, key_at, b"remark"):
+        elif key_length == 6 and octets.matches(self.buffer, key_at, b"remark"):
             at = self._scalar(at)
             fields.set_remark(self.text_at, max(self.text_length, 0))
         else:
@@ -81,11 +82,10 @@ class JsonHeader:
         return at
 
     def _ext(self, fields: Fields, at: int) -> int:
-        buffer = self.buffer
-        if at < self.end and buffer[at] == 110:  # null
+        if at < self.end and self.buffer[at] == 110:  # null
             return self._scalar(at)
         at = self._blank(self._expect(at, _OPEN))
-        if at < self.end and buffer[at] == _CLOSE:
+        if at < self.end and self.buffer[at] == _CLOSE:
             return at + 1
         while True:
             at = self._string(at)
@@ -98,16 +98,16 @@ class JsonHeader:
             at = self._blank(at)
             if at >= self.end:
                 raise HeaderError("JSON header ends inside extFields")
-            if buffer[at] == _CLOSE:
+            if self.buffer[at] == _CLOSE:
                 return at + 1
             at = self._expect(at, _COMMA)
 
     def _blank(self, at: int) -> int:
-        buffer = self.buffer
         end = self.end
-        while at < end and (
-            buffer[at] == 32 or buffer[at] == 9 or buffer[at] == 10 or buffer[at] == 13
-        ):
+        while at < end and self.buffer[at] <= 32:
+            byte = self.buffer[at]
+            if byte != 32 and byte != 9 and byte != 10 and byte != 13:
+                break
             at += 1
         return at
 
@@ -125,12 +125,11 @@ class JsonHeader:
     def _string(self, at: int) -> int:
         """Scan the string at `at`: sets text_at and text_length, returns the position behind it."""
         at = self._expect(at, _QUOTE)
-        buffer = self.buffer
         end = self.end
-        close = octets.find(buffer, at, end, _QUOTE)
+        close = octets.find(self.buffer, at, end, _QUOTE)
         if close < 0:
             raise HeaderError("JSON header ends inside a string")
-        escape = octets.find(buffer, at, close, _BACKSLASH)
+        escape = octets.find(self.buffer, at, close, _BACKSLASH)
         self.text_at = at
         if escape < 0:
             self.text_length = close - at
@@ -186,10 +185,9 @@ class JsonHeader:
         """Four hex digits as a UTF-16 unit."""
         if at + 4 > self.end:
             raise HeaderError("JSON header ends inside an escape")
-        buffer = self.buffer
         unit = 0
         for i in range(4):
-            byte = buffer[at + i]
+            byte = self.buffer[at + i]
             if 48 <= byte <= 57:
                 byte -= 48
             elif 65 <= byte <= 70:
@@ -209,67 +207,64 @@ class JsonHeader:
         return unit if 0xDC00 <= unit < 0xE000 else 0
 
     def _put_utf8(self, out: int, unit: int) -> int:
-        buffer = self.buffer
         if unit < 0x80:
-            buffer[out] = unit
+            self.buffer[out] = unit
             return out + 1
         if unit < 0x800:
-            buffer[out] = 0xC0 | unit >> 6
-            buffer[out + 1] = 0x80 | unit & 63
+            self.buffer[out] = 0xC0 | unit >> 6
+            self.buffer[out + 1] = 0x80 | unit & 63
             return out + 2
         if 0xD800 <= unit < 0xE000:
-            buffer[out] = 63  # a lone surrogate: Java writes a question mark
+            self.buffer[out] = 63  # a lone surrogate: Java writes a question mark
             return out + 1
         if unit < 0x10000:
-            buffer[out] = 0xE0 | unit >> 12
-            buffer[out + 1] = 0x80 | unit >> 6 & 63
-            buffer[out + 2] = 0x80 | unit & 63
+            self.buffer[out] = 0xE0 | unit >> 12
+            self.buffer[out + 1] = 0x80 | unit >> 6 & 63
+            self.buffer[out + 2] = 0x80 | unit & 63
             return out + 3
-        buffer[out] = 0xF0 | unit >> 18
-        buffer[out + 1] = 0x80 | unit >> 12 & 63
-        buffer[out + 2] = 0x80 | unit >> 6 & 63
-        buffer[out + 3] = 0x80 | unit & 63
+        self.buffer[out] = 0xF0 | unit >> 18
+        self.buffer[out + 1] = 0x80 | unit >> 12 & 63
+        self.buffer[out + 2] = 0x80 | unit >> 6 & 63
+        self.buffer[out + 3] = 0x80 | unit & 63
         return out + 4
 
     def _scalar(self, at: int) -> int:
         """Scan a string, number or literal; text_length is -1 for null."""
-        buffer = self.buffer
         end = self.end
-        if at < end and buffer[at] == _QUOTE:
+        if at < end and self.buffer[at] == _QUOTE:
             return self._string(at)
         start = at
         while at < end and (
-            48 <= buffer[at] <= 57
-            or 97 <= buffer[at] <= 122
-            or buffer[at] == 45
-            or buffer[at] == 43
-            or buffer[at] == 46
-            or buffer[at] == 69
+            48 <= self.buffer[at] <= 57
+            or 97 <= self.buffer[at] <= 122
+            or self.buffer[at] == 45
+            or self.buffer[at] == 43
+            or self.buffer[at] == 46
+            or self.buffer[at] == 69
         ):
             at += 1
         if at == start:
             raise HeaderError(f"JSON header has no scalar at byte {at}")
         self.text_at = start
         self.text_length = at - start
-        if at - start == 4 and octets.matches(buffer, start, b"null"):
+        if at - start == 4 and octets.matches(self.buffer, start, b"null"):
             self.text_length = -1
         return at
 
     def _int(self) -> int:
         """The scalar scanned last, as a 32-bit number."""
-        buffer = self.buffer
         at = self.text_at
         end = at + self.text_length
-        negative = at < end and buffer[at] == 45
+        negative = at < end and self.buffer[at] == 45
         if negative:
             at += 1
         if at >= end or end - at > 10:
             raise HeaderError("JSON header has an invalid number")
         value = 0
         while at < end:
-            if buffer[at] < 48 or buffer[at] > 57:
+            if self.buffer[at] < 48 or self.buffer[at] > 57:
                 raise HeaderError("JSON header has an invalid number")
-            value = value * 10 + (buffer[at] - 48)
+            value = value * 10 + (self.buffer[at] - 48)
             at += 1
         if negative:
             value = -value
@@ -279,13 +274,12 @@ class JsonHeader:
 
     def _skip(self, at: int) -> int:
         """Skip the value of an unknown member."""
-        buffer = self.buffer
         end = self.end
-        if at >= end or (buffer[at] != _OPEN and buffer[at] != 91):
+        if at >= end or (self.buffer[at] != _OPEN and self.buffer[at] != 91):
             return self._scalar(at)
         depth = 0
         while at < end:
-            byte = buffer[at]
+            byte = self.buffer[at]
             if byte == _QUOTE:
                 at = self._string(at)
                 continue

@@ -69,53 +69,50 @@ class Output:
     def begin(self, encoding: int, code: int, opaque: int) -> None:
         """Begin a response frame; its named fields follow."""
         self.reserve(_START_BYTES)
-        view = self.view
         at = self.length
         self._encoding = encoding
         self._frame_at = at
         self._first = True
         at += 8
         if encoding == _BINARY:
-            octets.put_i16(view, at, code)
-            view[at + 2] = _LANGUAGE
-            octets.put_i16(view, at + 3, _VERSION)
-            octets.put_i32(view, at + 5, opaque)
-            octets.put_i32(view, at + 9, 1)
-            octets.put_i32(view, at + 13, 0)
+            octets.put_i16(self.view, at, code)
+            self.view[at + 2] = _LANGUAGE
+            octets.put_i16(self.view, at + 3, _VERSION)
+            octets.put_i32(self.view, at + 5, opaque)
+            octets.put_i32(self.view, at + 9, 1)
+            octets.put_i32(self.view, at + 13, 0)
             self._ext_at = at + 17
             self.length = at + 21
         else:
-            at += octets.put_bytes(view, at, b'{"code":')
-            at += octets.put_decimal(view, at, code)
-            at += octets.put_bytes(view, at, _JSON_SENDER)
-            at += octets.put_decimal(view, at, opaque)
-            self.length = at + octets.put_bytes(view, at, _JSON_FIELDS)
+            at += octets.put_bytes(self.view, at, b'{"code":')
+            at += octets.put_decimal(self.view, at, code)
+            at += octets.put_bytes(self.view, at, _JSON_SENDER)
+            at += octets.put_decimal(self.view, at, opaque)
+            self.length = at + octets.put_bytes(self.view, at, _JSON_FIELDS)
 
     def field_number(self, name: bytes, value: int) -> None:
         """A named field that holds a number."""
         self.reserve(len(name) + _NUMBER_BYTES + 16)
         at = self._name(name)
-        view = self.view
         if self._encoding == _BINARY:
-            length = octets.put_decimal(view, at + 4, value)
-            octets.put_i32(view, at, length)
+            length = octets.put_decimal(self.view, at + 4, value)
+            octets.put_i32(self.view, at, length)
             self.length = at + 4 + length
         else:
-            at += octets.put_decimal(view, at, value)
-            view[at] = 34
+            at += octets.put_decimal(self.view, at, value)
+            self.view[at] = 34
             self.length = at + 1
 
     def field_plain(self, name: bytes, value: bytes) -> None:
         """A named field whose text needs no escaping in JSON."""
         self.reserve(len(name) + len(value) + 16)
         at = self._name(name)
-        view = self.view
         if self._encoding == _BINARY:
-            octets.put_i32(view, at, len(value))
-            self.length = at + 4 + octets.put_bytes(view, at + 4, value)
+            octets.put_i32(self.view, at, len(value))
+            self.length = at + 4 + octets.put_bytes(self.view, at + 4, value)
         else:
-            at += octets.put_bytes(view, at, value)
-            view[at] = 34
+            at += octets.put_bytes(self.view, at, value)
+            self.view[at] = 34
             self.length = at + 1
 
     def field_offset_id(self, name: bytes, host: bytes, offset: int) -> None:
@@ -123,15 +120,14 @@ class Output:
         digits = 2 * len(host) + 16
         self.reserve(len(name) + digits + 16)
         at = self._name(name)
-        view = self.view
         if self._encoding == _BINARY:
-            octets.put_i32(view, at, digits)
+            octets.put_i32(self.view, at, digits)
             at += 4
-        at += octets.put_hex_bytes(view, at, host)
-        octets.put_hex_i64(view, at, offset)
+        at += octets.put_hex_bytes(self.view, at, host)
+        octets.put_hex_i64(self.view, at, offset)
         at += 16
         if self._encoding != _BINARY:
-            view[at] = 34
+            self.view[at] = 34
             at += 1
         self.length = at
 
@@ -169,14 +165,13 @@ class Output:
             i += 1
         self.reserve(len(name) + length + 16)
         place = self._name(name)
-        view = self.view
         if self._encoding == _BINARY:
-            octets.put_i32(view, place, length)
+            octets.put_i32(self.view, place, length)
             place += 4
-        octets.copy(view, place, source, at, length)
+        octets.copy(self.view, place, source, at, length)
         place += length
         if self._encoding != _BINARY:
-            view[place] = 34
+            self.view[place] = 34
             place += 1
         self.length = place
         return True
@@ -184,18 +179,17 @@ class Output:
     def end(self, body_length: int) -> None:
         """End the header of a frame; a body of this length follows."""
         self.reserve(4)
-        view = self.view
         start = self._frame_at
         at = self.length
         if self._encoding == _BINARY:
-            octets.put_i32(view, self._ext_at, at - self._ext_at - 4)
+            octets.put_i32(self.view, self._ext_at, at - self._ext_at - 4)
         else:
-            view[at] = 125
-            view[at + 1] = 125
+            self.view[at] = 125
+            self.view[at + 1] = 125
             at += 2
         header_length = at - start - 8
-        octets.put_i32(view, start, 4 + header_length + body_length)
-        octets.put_i32(view, start + 4, self._encoding << 24 | header_length)
+        octets.put_i32(self.view, start, 4 + header_length + body_length)
+        octets.put_i32(self.view, start + 4, self._encoding << 24 | header_length)
         self.length = at
 
     def append(self, data: bytes) -> None:
@@ -204,18 +198,17 @@ class Output:
         self.length += octets.put_bytes(self.view, self.length, data)
 
     def _name(self, name: bytes) -> int:
-        view = self.view
         at = self.length
         if self._encoding == _BINARY:
-            octets.put_i16(view, at, len(name))
-            return at + 2 + octets.put_bytes(view, at + 2, name)
+            octets.put_i16(self.view, at, len(name))
+            return at + 2 + octets.put_bytes(self.view, at + 2, name)
         if not self._first:
-            view[at] = 44
+            self.view[at] = 44
             at += 1
         self._first = False
-        view[at] = 34
-        at += 1 + octets.put_bytes(view, at + 1, name)
-        return at + octets.put_bytes(view, at, b'":"')
+        self.view[at] = 34
+        at += 1 + octets.put_bytes(self.view, at + 1, name)
+        return at + octets.put_bytes(self.view, at, b'":"')
 
 
 def encode(

@@ -103,61 +103,58 @@ class PropertyMarks:
         self.buffer = memoryview(bytearray(1))
 
     def scan(self, at: int, end: int) -> None:
-        buffer = self.buffer
         self.tags_length = 0
         self.keys_length = 0
         self.unique_length = 0
         self.wait = True
         self.special = 0
         while at < end:
-            stop = octets.find(buffer, at, end, _SEPARATOR)
+            stop = octets.find(self.buffer, at, end, _SEPARATOR)
             if stop < 0:
                 stop = end
             if stop - at >= 3:
-                assign = octets.find(buffer, at, stop, _ASSIGN)
+                assign = octets.find(self.buffer, at, stop, _ASSIGN)
                 if at < assign < stop - 1:
                     self._mark(at, assign - at, assign + 1, stop - assign - 1)
             at = stop + 1
 
     def _mark(self, name_at: int, name_length: int, at: int, length: int) -> None:
-        buffer = self.buffer
         if name_length == 4:
-            if octets.matches(buffer, name_at, b"TAGS"):
+            if octets.matches(self.buffer, name_at, b"TAGS"):
                 self.tags_at = at
                 self.tags_length = length
-            elif octets.matches(buffer, name_at, b"KEYS"):
+            elif octets.matches(self.buffer, name_at, b"KEYS"):
                 self.keys_at = at
                 self.keys_length = length
-            elif octets.matches(buffer, name_at, b"WAIT"):
-                self.wait = not (length == 5 and octets.matches(buffer, at, b"false"))
+            elif octets.matches(self.buffer, name_at, b"WAIT"):
+                self.wait = not (length == 5 and octets.matches(self.buffer, at, b"false"))
         elif name_length == 8:
-            if octets.matches(buffer, name_at, b"UNIQ_KEY"):
+            if octets.matches(self.buffer, name_at, b"UNIQ_KEY"):
                 self.unique_at = at
                 self.unique_length = length
-            elif octets.matches(buffer, name_at, b"TRAN_MSG"):
+            elif octets.matches(self.buffer, name_at, b"TRAN_MSG"):
                 self.special |= _SPECIAL_PREPARED
         else:
             self._mark_special(name_at, name_length)
 
     def _mark_special(self, name_at: int, name_length: int) -> None:
-        buffer = self.buffer
         if name_length == 5:
-            if octets.matches(buffer, name_at, b"DELAY"):
+            if octets.matches(self.buffer, name_at, b"DELAY"):
                 self.special |= _SPECIAL_DELAY
         elif name_length == 6:
-            if octets.matches(buffer, name_at, b"POP_CK"):
+            if octets.matches(self.buffer, name_at, b"POP_CK"):
                 self.special |= _SPECIAL_STRIP
-        elif name_length >= 14 and buffer[name_at] == 84:  # T
+        elif name_length >= 14 and self.buffer[name_at] == 84:  # T
             if (
-                (name_length == 14 and octets.matches(buffer, name_at, b"TIMER_DELAY_MS"))
-                or (name_length == 15 and octets.matches(buffer, name_at, b"TIMER_DELAY_SEC"))
-                or (name_length == 16 and octets.matches(buffer, name_at, b"TIMER_DELIVER_MS"))
+                (name_length == 14 and octets.matches(self.buffer, name_at, b"TIMER_DELAY_MS"))
+                or (name_length == 15 and octets.matches(self.buffer, name_at, b"TIMER_DELAY_SEC"))
+                or (name_length == 16 and octets.matches(self.buffer, name_at, b"TIMER_DELIVER_MS"))
             ):
                 self.special |= _SPECIAL_TIMER
-        elif name_length >= 16 and buffer[name_at] == 95:  # _
-            if octets.matches(buffer, name_at, b"__RMQ.TRANSIENT."):
+        elif name_length >= 16 and self.buffer[name_at] == 95:  # _
+            if octets.matches(self.buffer, name_at, b"__RMQ.TRANSIENT."):
                 self.special |= _SPECIAL_STRIP
-            elif name_length == 18 and octets.matches(buffer, name_at, b"_SYS_MSG_PRIORITY_"):
+            elif name_length == 18 and octets.matches(self.buffer, name_at, b"_SYS_MSG_PRIORITY_"):
                 self.special |= _SPECIAL_PRIORITY
 
     def tags_code(self) -> int:
@@ -407,9 +404,8 @@ class StoredRecord:
         self.at = at
         if end - at < layout.HEAD_BYTES:
             return self._nothing(_SHORT)
-        buffer = self.buffer
-        size = octets.get_i32(buffer, at + layout.SIZE_AT)
-        magic = octets.get_i32(buffer, at + layout.MAGIC_AT)
+        size = octets.get_i32(self.buffer, at + layout.SIZE_AT)
+        magic = octets.get_i32(self.buffer, at + layout.MAGIC_AT)
         self.size = size
         self.magic = magic
         if magic == layout.MAGIC_BLANK:
@@ -424,30 +420,31 @@ class StoredRecord:
         return self._read_lengths(at, at + size)
 
     def _read_lengths(self, at: int, end: int) -> int:
-        buffer = self.buffer
-        sys_flag = octets.get_i32(buffer, at + layout.SYS_FLAG_AT)
+        sys_flag = octets.get_i32(self.buffer, at + layout.SYS_FLAG_AT)
         self.sys_flag = sys_flag
         self.born_host_length = layout.born_host_length(sys_flag)
         self.store_host_length = layout.store_host_length(sys_flag)
         self.body_at = at + layout.body_at(sys_flag)
         if self.body_at > end:
             return self._nothing(_LENGTHS)
-        self.body_length = octets.get_i32(buffer, self.body_at - layout.BODY_LENGTH_BEFORE_BODY)
+        self.body_length = octets.get_i32(
+            self.buffer, self.body_at - layout.BODY_LENGTH_BEFORE_BODY
+        )
         topic_prefix = layout.topic_length_bytes(self.magic)
         left = end - self.body_at - topic_prefix - layout.PROPERTIES_LENGTH_BYTES
         if self.body_length < 0 or self.body_length > left:
             return self._nothing(_LENGTHS)
         place = self.body_at + self.body_length
         if topic_prefix == 2:
-            self.topic_length = octets.get_i16(buffer, place)
+            self.topic_length = octets.get_i16(self.buffer, place)
         else:
-            self.topic_length = buffer[place]
+            self.topic_length = self.buffer[place]
         self.topic_at = place + topic_prefix
         left = end - self.topic_at - layout.PROPERTIES_LENGTH_BYTES
         if self.topic_length < 0 or self.topic_length > left:
             return self._nothing(_LENGTHS)
         place = self.topic_at + self.topic_length
-        self.properties_length = octets.get_i16(buffer, place)
+        self.properties_length = octets.get_i16(self.buffer, place)
         self.properties_at = place + layout.PROPERTIES_LENGTH_BYTES
         if self.properties_length < 0 or self.properties_at + self.properties_length != end:
             return self._nothing(_LENGTHS)
@@ -455,19 +452,18 @@ class StoredRecord:
         return _RECORD
 
     def _read_numbers(self, at: int) -> None:
-        buffer = self.buffer
         self.problem = 0
-        self.body_crc = octets.get_i32(buffer, at + layout.BODY_CRC_AT)
-        self.queue_id = octets.get_i32(buffer, at + layout.QUEUE_ID_AT)
-        self.flag = octets.get_i32(buffer, at + layout.FLAG_AT)
-        self.queue_offset = octets.get_i64(buffer, at + layout.QUEUE_OFFSET_AT)
-        self.physical_offset = octets.get_i64(buffer, at + layout.PHYSICAL_OFFSET_AT)
-        self.born_ms = octets.get_i64(buffer, at + layout.BORN_MS_AT)
-        self.store_ms = octets.get_i64(buffer, at + layout.store_ms_at(self.sys_flag))
+        self.body_crc = octets.get_i32(self.buffer, at + layout.BODY_CRC_AT)
+        self.queue_id = octets.get_i32(self.buffer, at + layout.QUEUE_ID_AT)
+        self.flag = octets.get_i32(self.buffer, at + layout.FLAG_AT)
+        self.queue_offset = octets.get_i64(self.buffer, at + layout.QUEUE_OFFSET_AT)
+        self.physical_offset = octets.get_i64(self.buffer, at + layout.PHYSICAL_OFFSET_AT)
+        self.born_ms = octets.get_i64(self.buffer, at + layout.BORN_MS_AT)
+        self.store_ms = octets.get_i64(self.buffer, at + layout.store_ms_at(self.sys_flag))
         self.store_host_at = at + layout.store_host_at(self.sys_flag)
         at = self.body_at
-        self.reconsume_times = octets.get_i32(buffer, at - layout.RECONSUME_TIMES_BEFORE_BODY)
-        self.prepared_offset = octets.get_i64(buffer, at - layout.PREPARED_OFFSET_BEFORE_BODY)
+        self.reconsume_times = octets.get_i32(self.buffer, at - layout.RECONSUME_TIMES_BEFORE_BODY)
+        self.prepared_offset = octets.get_i64(self.buffer, at - layout.PREPARED_OFFSET_BEFORE_BODY)
 
     def check(self, physical_offset: int) -> int:
         """After `read` returned RECORD: RECORD if it is complete and belongs to this log offset.
