@@ -21,6 +21,7 @@ from penstock.wire.output import encode
 
 QUEUES_MANY = 1 << 20
 QUEUES_WIDE = 100_000
+QUEUES_DELETED = 20_000
 HELD_PULLS = 190_000
 HELD_CONNECTIONS = 10
 TAGS_BYTES = 900_000
@@ -99,9 +100,9 @@ def topic_frame(topic: str, queues: int) -> bytes:
     return encode(RequestCode.UPDATE_AND_CREATE_TOPIC, ext, b"")
 
 
-def pull_frame(topic: str, tags: str, *, suspend: bool) -> bytes:
+def pull_frame(topic: str, tags: str, *, suspend: bool, queue_id: int = 0) -> bytes:
     ext = {
-        "consumerGroup": "G", "topic": topic, "queueId": "0", "queueOffset": "0",
+        "consumerGroup": "G", "topic": topic, "queueId": str(queue_id), "queueOffset": "0",
         "maxMsgNums": "32", "sysFlag": "6" if suspend else "4", "commitOffset": "0",
         "suspendTimeoutMillis": "60000", "subscription": tags, "subVersion": "0",
     }  # fmt: skip
@@ -152,13 +153,59 @@ def large_settings() -> Iterable[bytes]:
     return [encode(RequestCode.UPDATE_BROKER_CONFIG, {}, line * (CONFIG_BYTES // len(line)))]
 
 
-def empty_pops() -> Iterable[bytes]:
+def pop_frame(group: str, poll_ms: int, code: int = RequestCode.POP_MESSAGE) -> bytes:
+    """A pop of the topic Wide by a group that starts at the newest message."""
     ext = {
-        "consumerGroup": "P", "topic": "Wide", "queueId": "-1", "maxMsgNums": "32",
-        "invisibleTime": "60000", "pollTime": "0", "bornTime": str(int(time.time() * 1000)),
-        "initMode": "0", "expType": "TAG", "exp": "*", "order": "false",
+        "consumerGroup": group, "topic": "Wide", "queueId": "-1", "maxMsgNums": "32",
+        "invisibleTime": "60000", "pollTime": str(poll_ms), "initMode": "1", "expType": "TAG",
+        "exp": "*", "order": "false",
     }  # fmt: skip
-    return [encode(RequestCode.POP_MESSAGE, ext, b"")] * 100
+    return encode(code, ext, b"")
+
+
+def empty_pops() -> Iterable[bytes]:
+    return [pop_frame("P", 0)] * 100
+
+
+def waiting_pops() -> Iterable[bytes]:
+    for number in range(10):
+        yield pop_frame(f"P{number}", 1_000)
+        yield pop_frame(f"P{number}", 1_000, RequestCode.NOTIFICATION)
+        yield pop_frame(f"P{number}", 0, RequestCode.PEEK_MESSAGE)
+
+
+def wide_offsets() -> Iterable[bytes]:
+    """A topic, and a group with an offset on each of its queues."""
+    return topic_frame("Wide", QUEUES_WIDE), pop_frame("G", 0)
+
+
+def offset_changes() -> Iterable[bytes]:
+    topic = {"topic": "Wide"}
+    commit = {**topic, "consumerGroup": "G", "queueId": "1", "commitOffset": "0"}
+    yield encode(RequestCode.UPDATE_CONSUMER_OFFSET, commit, b"")
+    clone = {**topic, "srcGroup": "G", "destGroup": "H", "offline": "true"}
+    yield encode(RequestCode.CLONE_GROUP_OFFSET, clone, b"")
+    yield encode(RequestCode.GET_ALL_CONSUMER_OFFSET, {}, b"")
+    reset = {**topic, "group": "G", "timestamp": "-1", "isForce": "true"}
+    yield encode(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset, b"")
+
+
+def deletions() -> Iterable[bytes]:
+    """A topic is created; the first pull of each queue makes the queue; the topic is deleted."""
+    yield topic_frame("Gone", QUEUES_DELETED)
+    for queue_id in range(QUEUES_DELETED):
+        yield pull_frame("Gone", "*", suspend=False, queue_id=queue_id)
+    yield encode(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Gone"}, b"")
+
+
+def topic_lists() -> Iterable[bytes]:
+    """Lists of topics that exist: many long requests are worked off in steps at the same time."""
+    configs = [
+        {"topicName": f"t{n}", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+        for n in range(2_000)
+    ]
+    body = json.dumps({"topicConfigList": configs}).encode()
+    return [encode(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, {}, body)] * 20
 
 
 def heartbeats() -> Iterable[bytes]:
@@ -197,6 +244,18 @@ ATTACKS = {
     "tags": Attack("20 pulls with 900 KB of tags in flight", pulls_with_tags, 20),
     "settings": Attack("changes of settings with 8 MB", large_settings, 2),
     "pops": Attack("1,000 empty POPs in flight", empty_pops, 1_000, before=wide_topics),
+    "waits": Attack(
+        f"30 POPs, notifications and peeks of {QUEUES_WIDE:,} queues", waiting_pops, 30,
+        before=wide_topics,
+    ),
+    "offsets": Attack(
+        f"commit, clone, list and reset of offsets on {QUEUES_WIDE:,} queues", offset_changes, 4,
+        before=wide_offsets,
+    ),
+    "deletions": Attack(
+        f"deletions of a topic with {QUEUES_DELETED:,} queues", deletions, QUEUES_DELETED + 2
+    ),
+    "lists": Attack("20 lists of 2,000 topics in flight", topic_lists, 20),
     "heartbeats": Attack("1,000 heartbeats in flight", heartbeats, 1_000),
     "locks": Attack("locks of 10,000 queues", locks, 4, before=wide_topics),
 }  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.admin.large_requests import PAGE_MAX
-from penstock.broker.admin.statistics import QUEUES_MAX as STATISTICS_QUEUES_MAX
+from penstock.broker.admin.large_requests import QUEUES_MAX as STATISTICS_QUEUES_MAX
 from penstock.broker.auth.users import RULES_MAX, USER_RULES_MAX, USERS_MAX
 from penstock.broker.consumers.clients import MEMBERSHIPS_MAX, MEMBERSHIPS_PER_CLIENT_MAX
 from penstock.broker.consumers.heartbeats import BODY_BYTES_MAX as HEARTBEAT_BYTES_MAX
@@ -27,6 +27,7 @@ from penstock.broker.filter.filter_parser import CHARS_MAX, DEPTH_MAX
 from penstock.broker.filter.filtered_read import CHEAP_TESTS, EXAMINED_IN_THREAD_MAX, EXAMINED_MAX
 from penstock.broker.pop.checkpoints import CHECKPOINT_MESSAGES_MAX
 from penstock.broker.pop.pop_ack import BATCHES_MAX
+from penstock.broker.pop.pop_polling import QUEUES_PER_STEP
 from penstock.broker.pop.pop_request import INVISIBLE_MS_MAX, MESSAGES_MAX, WAIT_MS_MAX
 from penstock.broker.pull import SUSPEND_MS_MAX
 from penstock.broker.query import ENTRIES_MAX as VIEW_ENTRIES_MAX
@@ -152,6 +153,7 @@ DELAY_ROWS: list[Row] = [
 ]  # fmt: skip
 
 CONSUMING_ROWS: list[Row] = [
+    ("pop.md", "a pop looks at {} queues at a time", (QUEUES_PER_STEP,)),
     ("pop.md", "the number of messages, at most {}", (MESSAGES_MAX,)),
     ("pop.md", "the invisible time in ms, at most {} days",
      (whole(INVISIBLE_MS_MAX, DAY_S * SECOND_MS),)),

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.rpc.answers import Answer, NextIteration, QueryRoute, Reply
 from penstock.rpc.command import Command
-from penstock.server import client_calls
+from penstock.server import answer_executor, client_calls
 from penstock.wire.bodies.client_bodies import TopicRouteData
 from penstock.wire.frame import JSON
 from penstock.wire.output import encode, response
@@ -145,5 +145,41 @@ def test_a_long_request_lets_others_pass_between_its_steps(run: Run) -> None:  #
             assert (await other.read()).code == 0
             assert (await wire.read()).ext == {"steps": "done"}
             assert [one.in_flight for one in env.server.connections.values()] == [0, 0]
+
+    run(body())
+
+
+def test_the_steps_of_many_long_requests_share_the_time_of_a_loop_iteration(
+    run: Run,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answer_executor, "STEPS_NS", 0)  # enough for one step
+
+    async def body() -> None:
+        async with serving_echo() as env:
+            loop = asyncio.get_running_loop()
+            iteration = 0
+            steps: list[tuple[int, int]] = []
+
+            def count() -> None:
+                nonlocal iteration
+                iteration += 1
+                loop.call_soon(count)
+
+            def handle(command: Command) -> Answer:
+                def step() -> Answer:
+                    steps.append((iteration, command.opaque))
+                    done = sum(opaque == command.opaque for _, opaque in steps)
+                    return NextIteration(step) if done < 3 else Reply(0)
+
+                return NextIteration(step)
+
+            env.echo.handle = handle  # type: ignore[method-assign]
+            loop.call_soon(count)
+            wire = await env.connect()
+            wire.writer.write(b"".join(encode(ECHO, opaque=n) for n in range(4)))
+            assert [(await wire.read()).opaque for _ in range(4)] == [0, 1, 2, 3]
+            assert [opaque for _, opaque in steps] == [0, 1, 2, 3] * 3
+            assert len({at for at, _ in steps}) == len(steps)
 
     run(body())

@@ -61,13 +61,9 @@ from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.command import Command
 from penstock.rpc.persistence import Persistence
 from penstock.rpc.router import InPlaceRow, Router, Row
+from penstock.store.consumer_offset_table import ConsumerOffsetTable
 from penstock.store.store import MessageStore
-from penstock.store.tables import (
-    ConsumerOffsetTable,
-    DelayOffsetTable,
-    SubscriptionGroupTable,
-    TopicTable,
-)
+from penstock.store.tables import DelayOffsetTable, SubscriptionGroupTable, TopicTable
 from penstock.wire.bodies.registration_bodies import RegisterBrokerBody
 from penstock.wire.bodies.table_bodies import TopicConfigAndMappingSerializeWrapper
 from penstock.wire.codes import PERM_READ_WRITE

@@ -5,14 +5,16 @@ group wait in a `WaitQueue` for any of several queues. An arrival wakes one of t
 request that leaves messages behind wakes the next. So a message wakes one of a thousand requests,
 not all of them.
 
-One loop iteration wakes a limited number of pulls, so that a message that very many of them wait
-for does not block the event loop.
+One loop iteration wakes a limited number of pulls, and one tick answers a limited number of
+requests, so that a message that very many of them wait for, or a deadline that very many have in
+common, does not block the event loop.
 """
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from penstock.rpc.answers import ClientId, Suspend
@@ -20,7 +22,7 @@ from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.store import MessageStore
 
 WAKES_MAX = 128
-"""Pulls that are woken before the event loop does something else."""
+"""Requests that are woken before the event loop does something else."""
 _SLACK = 1024
 """The heap keeps deadlines of requests that ended until they outnumber the others by this."""
 
@@ -47,6 +49,7 @@ class WaitQueue:
     unwatched: dict[ConsumeQueue, None] = field(default_factory=dict)  # those not watched yet
     waiting: OrderedDict[SuspendedRequest, None] = field(default_factory=OrderedDict)
     resolved_from: tuple[object, ...] = ()  # what `queues` was computed from
+    to_add: Iterator[ConsumeQueue] = field(default_factory=lambda: iter(()))  # to `queues`
     notifications: int = 0  # how often `wake_next` was called, also when no request waited
     wakeups_due: int = 0  # requests that `wake_next` still has to wake
     waking: bool = False  # `wake_next` is running
@@ -119,12 +122,15 @@ class LongPolling:
         if missed and isinstance(queue, WaitQueue):
             self.wake_next(queue)
 
-    def watch(self, wait_queue: WaitQueue) -> None:
-        """Watch for arrivals in all queues of a wait queue."""
-        unwatched, wait_queue.unwatched = wait_queue.unwatched, {}
-        for queue in unwatched:
+    def watch(self, wait_queue: WaitQueue, count_max: int | None = None) -> bool:
+        """Watch for arrivals in all queues of a wait queue, or in some more of them; whether all
+        are watched."""
+        unwatched = wait_queue.unwatched
+        for queue in list(islice(unwatched, count_max)):
+            del unwatched[queue]
             self._by_queue.setdefault(queue, {})[wait_queue] = None
             self._store.watch(queue)
+        return not unwatched
 
     def wake_next(self, wait_queue: WaitQueue) -> None:
         """Retry the next request of a wait queue. A nested call makes the outer one retry one
@@ -155,10 +161,12 @@ class LongPolling:
         if isinstance(suspended.suspend.queue, WaitQueue):
             self.wake_next(suspended.suspend.queue)
 
-    def unwatch(self, wait_queue: WaitQueue) -> None:
-        """Stop watching the queues of a wait queue that is empty and no longer used."""
-        for queue in wait_queue.queues:
+    def unwatch(self, wait_queue: WaitQueue) -> Iterator[None]:
+        """Stop watching the queues of a wait queue that is empty and no longer used, one after
+        another."""
+        for queue in list(wait_queue.queues):
             self._leave(queue, wait_queue)
+            yield
 
     def drop(self, client: ClientId) -> None:
         """Forget the requests of a client that has disconnected."""
@@ -176,8 +184,10 @@ class LongPolling:
         return self._deadlines[0][0] if self._deadlines else 1 << 62
 
     def tick(self, now_ms: int) -> None:
-        """Answer the requests whose deadline has passed."""
-        while self.due() <= now_ms:
+        """Answer requests whose deadline has passed; the rest of very many in the next tick."""
+        for _ in range(WAKES_MAX):
+            if self.due() > now_ms:
+                break
             suspended = heapq.heappop(self._deadlines)[2]
             self._forget(suspended)
             self._wake(suspended, True)

@@ -117,8 +117,7 @@ class Stats:
         """Count a pull that found messages; `behind_ms` is the age of the first one."""
         flow = self.groups.get((topic, group))
         if flow is None:
-            flow = self.groups[topic, group] = FlowCounter()
-            self._topics_of.setdefault(group, {})[topic] = None
+            flow = self._add(self.groups, topic, group)
         flow.nums += count
         flow.size += size
         flow.times += 1
@@ -134,23 +133,21 @@ class Stats:
 
     def sent_back(self, group: str, topic: str) -> None:
         """Count a message that a consumer sent back."""
-        _count(self.backs, (topic, group), 1)
+        self._count(self.backs, topic, group, 1)
 
     def acked(self, group: str, topic: str, count: int) -> None:
         """Count acknowledged POP messages."""
-        _count(self.acks, (topic, group), count)
+        self._count(self.acks, topic, group, count)
 
     def popped(self, group: str, topic: str) -> None:
         """Count a POP response with messages."""
-        _count(self.batches, (topic, group), 1)
+        self._count(self.batches, topic, group, 1)
 
-    def forget_group(self, group: str) -> None:
-        """Remove the counters of a deleted group."""
-        for topic in self._topics_of.pop(group, ()):
-            del self.groups[topic, group]
-        for flows in self._flows.values():
-            for key in [key for key in flows if key[1] == group]:
-                del flows[key]
+    def forget_group(self, group: str) -> Iterator[None]:
+        """Remove the counters of a deleted group, one topic after another."""
+        for topic in list(self._topics_of.get(group, ())):
+            self._forget(topic, group)
+            yield
 
     def view(self, name: str, key: str) -> BrokerStatsData | None:
         """The windows of a counter by RocketMQ's name, e.g. TOPIC_PUT_NUMS.
@@ -289,17 +286,35 @@ class Stats:
         for flows in self._flows.values():
             for done, (key, flow) in enumerate(list(flows.items())):
                 if self._table.get(key[0]) is None:
-                    flows.pop(key, None)
+                    self._forget(*key)
                 else:
                     self._sample_changes(flow, windows)
                 if done % STEP_COUNTERS == STEP_COUNTERS - 1:
                     yield
 
+    def _count(
+        self, flows: dict[tuple[str, str], FlowCounter], topic: str, group: str, count: int
+    ) -> None:
+        flow = flows.get((topic, group))
+        if flow is None:
+            flow = self._add(flows, topic, group)
+        flow.nums += count
+        flow.times += 1
+
+    def _add(
+        self, flows: dict[tuple[str, str], FlowCounter], topic: str, group: str
+    ) -> FlowCounter:
+        flow = flows[topic, group] = FlowCounter()
+        self._topics_of.setdefault(group, {})[topic] = None
+        return flow
+
     def _forget(self, topic: str, group: str) -> None:
-        if self.groups.pop((topic, group), None) is not None:
-            del self._topics_of[group][topic]
-            if not self._topics_of[group]:
-                del self._topics_of[group]
+        """Remove the counters of a group on a topic."""
+        for flows in (self.groups, *self._flows.values()):
+            flows.pop((topic, group), None)
+        topics = self._topics_of.get(group)
+        if topics is not None and topics.pop(topic, 0) is None and not topics:
+            del self._topics_of[group]
 
     def _sample_changes(self, flow: FlowCounter, windows: list[int]) -> None:
         for window in windows:
@@ -368,14 +383,6 @@ class Stats:
         """Averages as tools expect them: separated by spaces, empty if unknown."""
         rates = (self._rate(column, seconds) for seconds in RATE_SECONDS)
         return " ".join("" if rate is None else str(rate) for rate in rates)
-
-
-def _count(flows: dict[tuple[str, str], FlowCounter], key: tuple[str, str], count: int) -> None:
-    flow = flows.get(key)
-    if flow is None:
-        flow = flows[key] = FlowCounter()
-    flow.nums += count
-    flow.times += 1
 
 
 def _next_midnight_ms(now_ms: int) -> int:

@@ -5,14 +5,15 @@ topic or of the broker's permission removes the mark, so that the next send is c
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
 
 from penstock.broker.auto_creations import BROKER, AutoCreations
 from penstock.config import LiveSettings, delays_ms
-from penstock.errors import InvalidParameter, NoPermission, TopicNotExist
+from penstock.errors import InvalidParameter, NoPermission, SystemBusy, TopicNotExist
 from penstock.rpc.answers import (
     Answer,
     ClientId,
@@ -87,6 +88,7 @@ class Topics:
         self._effects = effects
         self._next_queue = 0  # for sends without a queue id
         self.creations = 0  # topics created by sends
+        self._blocked: set[str] = set()  # names of topics that are being deleted
         broker = settings.current.broker
         self._default_queues = broker.default_topic_queues
         self._broker_topics = frozenset(
@@ -250,6 +252,7 @@ class Topics:
         """The topic, created if it does not exist (retry and dead letter topics)."""
         config = self.table.get(topic)
         if config is None:
+            self.refuse_blocked(topic)
             name = topic
             if topic.startswith(RETRY_TOPIC_PREFIX):  # of POP, which only the broker creates
                 name = topic.replace(POP_RETRY_SEPARATOR_V2, POP_RETRY_SEPARATOR_V1, 1)
@@ -278,17 +281,41 @@ class Topics:
             if config is not None and not config.order:
                 self.put(msgspec.structs.replace(config, order=True), now_ms)
 
-    def delete(self, topic: str, now_ms: int) -> list[ConsumeQueue]:
-        """Delete a topic; returns its queues, whose files the caller deletes in the thread pool
-        (`store.finish_removal`)."""
+    def delete(self, topic: str, now_ms: int) -> Iterator[ConsumeQueue]:
+        """Delete a topic, queue by queue; the caller then deletes the files in the thread pool
+        (`store.finish_removal`). The deletion may be done in steps: the topic is gone after the
+        first."""
         name = topic.encode()
-        if self.table.get(topic) is None and not self._store.queues.of(name):
-            return []
-        queues = self._store.remove_queues(name)
+        if self.table.get(topic) is None and name not in self._store.queues.topics:
+            return
+        removed = self._store.remove_queues(name)
+        first = next(removed, None)  # raises before anything has changed
         if self.table.remove(topic, now_ms) is not None:
-            log.info("deleted topic %s with %d queues", topic, len(queues))
+            log.info("deleted topic %s", topic)
             self._persist_and_register()
-        return queues
+        if first is not None:
+            yield first
+            yield from removed
+
+    @contextmanager
+    def blocked(self, topic: str) -> Iterator[bool]:
+        """Block a deleted topic's name: nobody can create it in this block, so that a new topic
+        does not get what is left of the old one. False if the name is blocked already."""
+        if topic in self._blocked:
+            yield False
+            return
+        self._blocked.add(topic)
+        try:
+            yield True
+        finally:
+            self._blocked.discard(topic)
+
+    def refuse_blocked(self, topic: str) -> None:
+        """Raise SystemBusy for a name that is blocked."""
+        if topic in self._blocked:
+            raise SystemBusy(
+                f"a topic {topic} is being deleted", hint="create it again when that has finished"
+            )
 
     def reply_when_registered(self, topic: str, reply: EncodedReply, now_ms: int) -> Answer:
         """Reply to a send that created its topic when the NameServers know the topic."""
@@ -302,6 +329,7 @@ class Topics:
     def _create_by_send(
         self, topic: str, template: str, template_queues: int, client: ClientId, now_ms: int
     ) -> TopicConfig:
+        self.refuse_blocked(topic)
         template_config = self.table.get(template)
         allowed = template != TOPIC_AUTO_CREATE or (
             self._settings.current.broker.auto_create_topics
@@ -364,11 +392,8 @@ class Topics:
         return queue
 
     def _recheck_queues_of(self, config: TopicConfig) -> None:
-        name = config.topic_name.encode()
-        for queue_id in range(max(config.write_queue_nums, config.read_queue_nums)):
-            queue = self._store.queues.get(name, queue_id)
-            if queue is not None:
-                queue.writable = False
+        for queue in self._store.queues.of(config.topic_name.encode()):
+            queue.writable = False
 
     def _persist_and_register(self) -> None:
         self._effects.put(PersistSoon(self.table))

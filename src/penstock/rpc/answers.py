@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from penstock.wire.codes import ResponseCode
 from penstock.wire.output import response
@@ -182,6 +182,14 @@ class PersistentTable(Protocol):
     dirty: bool
 
     def snapshot(self) -> bytes: ...
+
+
+@runtime_checkable
+class LargeTable(PersistentTable, Protocol):
+    """A table whose snapshot is made by the thread pool."""
+
+    def begin_snapshot(self) -> Callable[[], bytes]:
+        """The work that makes the snapshot of the present state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.errors import DiskFull, NotWriteable
-from penstock.rpc.answers import PersistentTable
+from penstock.rpc.answers import LargeTable, PersistentTable
 from penstock.store.disk import Disk, is_full
 from penstock.store.tables import ConfigFile
 
@@ -40,7 +40,7 @@ class Persistence:
         Work that runs after a newer snapshot was written does nothing.
         """
         self._taken += 1
-        number, data, name = self._taken, table.snapshot(), table.FILE
+        number, snapshot, name = self._taken, _begin_snapshot(table), table.FILE
         prepare = self._before.get(name)
         first = None if prepare is None else prepare()
         private = getattr(table, "PRIVATE", False)
@@ -53,7 +53,7 @@ class Persistence:
                             _make_private(self._root / f"{name}.tmp")
                         if first is not None:
                             first()
-                        self.file(name).persist(data)
+                        self.file(name).persist(snapshot())
                     except OSError as error:
                         table.dirty = True
                         raise _unsaved(name, error) from error
@@ -63,6 +63,14 @@ class Persistence:
                     self._written[name] = number
 
         return work
+
+
+def _begin_snapshot(table: PersistentTable) -> Callable[[], bytes]:
+    """The work that returns the snapshot; in the event loop, a large one would block it."""
+    if isinstance(table, LargeTable):
+        return table.begin_snapshot()
+    data = table.snapshot()
+    return lambda: data
 
 
 def _unsaved(name: str, error: OSError) -> NotWriteable:

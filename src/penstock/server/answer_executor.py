@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import PenstockError, SystemBusy
@@ -46,6 +47,8 @@ SUSPENDED_MAX = 200_000
 """Most requests that are suspended at one time."""
 SUSPENDED_PER_CLIENT_MAX = 20_000
 """The same for one connection: one for each queue that it reads."""
+STEPS_NS = 2_000_000
+"""Time for the steps of long requests in one loop iteration, however many requests there are."""
 _DONE: Future[None] = Future()
 _DONE.set_result(None)
 
@@ -112,6 +115,8 @@ class AnswerExecutor:
         )
         # Thread work by `ordered_by`, in the order of the requests.
         self._ordered: dict[Hashable, deque[tuple[PendingResponse, InThread, Future[Any]]]] = {}
+        self._steps: deque[tuple[PendingResponse, NextIteration]] = deque()
+        self._stepping = False  # `_run_steps` is called in the next loop iteration
         self.thread_jobs = 0
         self.refusals: dict[str, int] = {}  # by the error's name
         if long_polling is not None:
@@ -128,8 +133,7 @@ class AnswerExecutor:
         elif isinstance(answer, InThread):
             self._run_in_thread(pending, answer)
         elif isinstance(answer, NextIteration):
-            pending.connection.adjust_in_flight(1)
-            self._server.soon(self._resume, pending, answer.then)
+            self._add_step(pending, answer)
         elif isinstance(answer, Suspend):
             self._suspend(pending, answer)
         elif isinstance(answer, EncodedReply):
@@ -164,6 +168,32 @@ class AnswerExecutor:
         pending.connection.adjust_in_flight(-1)
         self._run(pending, handler)
         self._server.after_work()
+
+    # --- steps of long requests
+
+    def _add_step(self, pending: PendingResponse, step: NextIteration) -> None:
+        pending.connection.adjust_in_flight(1)
+        self._steps.append((pending, step))
+        if not self._stepping:
+            self._stepping = True
+            self._server.soon(self._run_steps)
+
+    def _run_steps(self) -> None:
+        """Run the next steps of long requests, in turn; those for which there is no time left run
+        in the next loop iterations."""
+        stop_ns = perf_counter_ns() + STEPS_NS
+        try:
+            for _ in range(len(self._steps)):
+                pending, step = self._steps.popleft()
+                self._resume(pending, step.then)
+                if perf_counter_ns() >= stop_ns:
+                    break
+        finally:
+            self._stepping = bool(self._steps)
+            if self._stepping:
+                self._server.soon(self._run_steps)
+
+    # --- responses
 
     def _reply(self, pending: PendingResponse, reply: Reply) -> None:
         if pending.oneway:

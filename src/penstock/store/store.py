@@ -9,7 +9,7 @@ under sync flush.
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from penstock.store.lookup import Lookup
 from penstock.store.maintenance import Maintenance, PinSource
 from penstock.store.put import NO_QUEUE, StoreWriter
 from penstock.store.recovery.checkpoint import Checkpoint, write_checkpoint
-from penstock.store.recovery.opened_files import Progress
+from penstock.store.recovery.opened_files import QUEUE_ID_MAX, Progress
 from penstock.store.recovery.recovery import Recovery
 from penstock.store.recovery.snapshot import Snapshot, index_rows
 from penstock.store.recovery_report import Report
@@ -49,6 +49,9 @@ log = logging.getLogger(__name__)
 
 PREPARED_MAX = 16
 """Queues of a new topic whose files are made ahead; more are rarely written all at once."""
+
+REMOVED_AT_ONCE = 100
+"""Queues of a deleted topic that are removed before the caller can do something else."""
 
 ArrivalListener = Callable[[ConsumeQueue], None]
 
@@ -246,7 +249,10 @@ class MessageStore:
         return self.make_queue(topic, record.queue_id) is not None
 
     def make_queue(self, topic: bytes, queue_id: int) -> ConsumeQueue | None:
-        """The queue of this name, made if it is new; None for a name that no queue can have."""
+        """The queue of this name, made if it is new; None for a name that no queue can have, or
+        while the queues of a deleted topic of this name are removed."""
+        if self._recovery.removal.is_running(topic):
+            return None
         return self._recovery.add_queue(topic, queue_id)
 
     def prepare(self, topic: str, queues: int) -> None:
@@ -259,20 +265,31 @@ class MessageStore:
             if queue is not None:
                 self.disk.submit(queue.prepare)
 
-    def remove_queues(self, topic: bytes) -> list[ConsumeQueue]:
-        """Forget the queues of a deleted topic; a new topic of the name begins at 0.
+    def remove_queues(self, topic: bytes) -> Iterator[ConsumeQueue]:
+        """Forget the queues of a deleted topic, one after another; they need not be removed at
+        once. A new topic of the name begins at 0; until the last queue is removed, no new one of
+        this name can be made.
 
         `finish_removal` deletes their files. Raises StoreError, and then nothing has changed.
         """
-        mine = self.queues.of(topic)
-        self._recovery.removal.detach(
-            topic, mine, log_begin=self.maintenance.deleted_to, log_end=self.log.end
-        )
-        writer = self.writer
-        if any(queue.dirty for queue in mine):
+        removal = self._recovery.removal
+        if removal.is_running(topic):
+            return
+        removal.begin(topic, log_begin=self.maintenance.deleted_to, log_end=self.log.end)
+        try:
+            while removed := self._remove_some(topic, REMOVED_AT_ONCE):
+                yield from removed
+        finally:
+            self._remove_some(topic, QUEUE_ID_MAX)  # if the caller has stopped early
+            removal.end(topic, log_begin=self.maintenance.deleted_to, log_end=self.log.end)
+            writer = self.writer
             writer.dirty = [queue for queue in writer.dirty if not queue.deleted]
-        writer.arrived = [queue for queue in writer.arrived if not queue.deleted]
-        return self.queues.remove(topic)
+            writer.arrived = [queue for queue in writer.arrived if not queue.deleted]
+
+    def _remove_some(self, topic: bytes, count_max: int) -> list[ConsumeQueue]:
+        removed = self.queues.remove(topic, count_max)
+        self._recovery.removal.retire(topic, removed)
+        return removed
 
     def finish_removal(self) -> None:
         """Make removals durable and delete the files; waits for the disk."""

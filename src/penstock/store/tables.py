@@ -3,10 +3,12 @@
     config/topics.json             TopicTable               a version for every change
     config/subscriptionGroup.json  SubscriptionGroupTable   a version for every change
     config/consumerOffset.json     ConsumerOffsetTable      a version for every 500 commits
+                                   (`store.consumer_offset_table`)
     config/delayOffset.json        DelayOffsetTable         a version for every 200 commits
 
 A table is plain data: the time comes as `now_ms`, nothing here waits, writes or locks. A change
-sets `dirty`; `snapshot` returns the file's new content and clears it; a caller that then fails to
+sets `dirty`; `snapshot` returns the file's new content and clears it (large tables also have
+`begin_snapshot`, which leaves most of the work to the thread pool); a caller that then fails to
 write sets it again. Unknown members of a file are kept and written back.
 """
 
@@ -23,7 +25,6 @@ from penstock.errors import BodyError, StoreDamaged
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import DataVersion, SubscriptionGroupConfig, TopicConfig
 from penstock.wire.bodies.table_bodies import (
-    ConsumerOffsetSerializeWrapper,
     DelayOffsetSerializeWrapper,
     SubscriptionGroupWrapper,
     TopicConfigSerializeWrapper,
@@ -32,10 +33,8 @@ from penstock.wire.bodies.table_bodies import (
 log = logging.getLogger(__name__)
 
 FILE_BYTES_MAX: Final = 256 * 1024 * 1024
-CONSUMER_OFFSET_STEP: Final = 500
 DELAY_OFFSET_STEP: Final = 200
-STALE_TEXTS_MAX: Final = 256
-_GAP: Final = b"\0"  # never in JSON, where it is escaped
+GAP: Final = b"\0"  # never in JSON, where it is escaped
 FORBID_READ: Final = 4  # bit of a forbidden table
 
 T = TypeVar("T")
@@ -105,7 +104,7 @@ class ConfigFile:
 W = TypeVar("W", bound=msgspec.Struct)
 
 
-class _Table(ABC, Generic[W]):
+class Table(ABC, Generic[W]):
     """A version, a dirty flag, the file and its unknown members."""
 
     FILE: ClassVar[str]
@@ -172,11 +171,11 @@ class _Table(ABC, Generic[W]):
         return wrapper, {name: value for name, value in members.items() if name not in known}
 
 
-class _ConfigTable(_Table[W]):
+class _ConfigTable(Table[W]):
     """A table of configs by name.
 
-    Each change of one config writes the whole file while the loop waits, and there may be 10,000
-    configs. So the text of each is kept, and a snapshot only joins them.
+    Each change of one config writes the whole file, and there may be 50,000 configs. So the text of
+    each is kept, and the thread pool joins them.
     """
 
     MEMBER: ClassVar[str]  # the member of the file that holds the configs
@@ -186,17 +185,25 @@ class _ConfigTable(_Table[W]):
         self._texts: dict[str, bytes] = {}  # in the order of the configs
 
     def snapshot(self) -> bytes:
-        gap = fastjson.RawJson(_GAP.decode())
+        return self.begin_snapshot()()
+
+    def begin_snapshot(self) -> Callable[[], bytes]:
+        """The work that makes the snapshot, for the thread pool; the table is clean from now on."""
+        gap = fastjson.RawJson(GAP.decode())
         members = {**self._unknown, **self._members(), self.MEMBER: gap}
         frame = fastjson.encode_pretty(dict(sorted(members.items())))
-        before, _, after = frame.partition(_GAP)
-        self.dirty = False
+        before, _, after = frame.partition(GAP)
         texts = list(self._texts.values())
-        if not texts:
-            return before + b"{}" + after
-        texts[0] = before + b"{" + texts[0]
-        texts[-1] += b"\n\t}" + after
-        return b",".join(texts)  # one copy of what may be megabytes
+        self.dirty = False
+
+        def join() -> bytes:
+            if not texts:
+                return before + b"{}" + after
+            texts[0] = before + b"{" + texts[0]
+            texts[-1] += b"\n\t}" + after
+            return b",".join(texts)  # one copy of what may be megabytes
+
+        return join
 
     def _write(self, name: str, config: msgspec.Struct) -> None:
         """Keep the text of a config; raises BodyError if it can't be encoded."""
@@ -345,145 +352,7 @@ class SubscriptionGroupTable(_ConfigTable[SubscriptionGroupWrapper]):
         self._groups[config.group_name] = config
 
 
-class ConsumerOffsetTable(_Table[ConsumerOffsetSerializeWrapper]):
-    """How far each group has consumed: the next offset of each queue.
-
-    The file is written every few seconds, with up to 100,000 numbers, while the loop waits. So the
-    text of every `topic@group` is kept, and a commit makes only its own text stale. The snapshot
-    encodes stale texts again; beyond STALE_TEXTS_MAX the commits do it, the oldest first, so that a
-    snapshot has little to do but to join.
-    """
-
-    FILE = "config/consumerOffset.json"
-    KIND = ConsumerOffsetSerializeWrapper
-    STEP = CONSUMER_OFFSET_STEP
-    DERIVED = frozenset({"groupTopicMap"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._offsets: dict[str, dict[int, int]] = {}
-        self._names: dict[str, bytes] = {}  # encoded keys, with a colon
-        self._texts: dict[str, bytes] = {}  # encoded entries, without the closing brace
-        self._stale: dict[str, None] = {}  # oldest first
-        self._topics: dict[str, dict[str, None]] = {}  # by group
-        self._groups: dict[str, dict[str, None]] = {}  # by topic
-
-    def get(self, topic: str, group: str, queue_id: int) -> int | None:
-        """The next offset to consume; None if the group never committed one."""
-        queues = self._offsets.get(f"{topic}@{group}")
-        return None if queues is None else queues.get(queue_id)
-
-    def queues(self, topic: str, group: str) -> Mapping[int, int]:
-        """All committed offsets of the group on the topic, by queue."""
-        return MappingProxyType(self._offsets.get(f"{topic}@{group}", {}))
-
-    def commit(self, topic: str, group: str, queue_id: int, offset: int, now_ms: int) -> int | None:
-        """Set the next offset, which may be smaller; returns the previous one."""
-        key = f"{topic}@{group}"
-        queues = self._offsets.get(key)
-        if queues is None:
-            queues = {}
-            self._add(key, queues)
-        before = queues.get(queue_id)
-        queues[queue_id] = offset
-        self._stale[key] = None
-        if len(self._stale) > STALE_TEXTS_MAX:
-            self._write(next(iter(self._stale)))
-        self._changed(now_ms)
-        return before
-
-    def remove(self, topic: str, group: str, now_ms: int) -> None:
-        """Remove the group's offsets on the topic."""
-        key = f"{topic}@{group}"
-        if self._offsets.pop(key, None) is None:
-            return
-        del self._names[key], self._texts[key]
-        self._stale.pop(key, None)
-        topic, _, group = key.rpartition("@")
-        for table, name, other in ((self._topics, group, topic), (self._groups, topic, group)):
-            del table[name][other]
-            if not table[name]:
-                del table[name]
-        self._changed(now_ms)
-
-    def remove_group(self, group: str, now_ms: int) -> None:
-        """Remove the group's offsets on all topics."""
-        for topic in self.topics_of(group):
-            self.remove(topic, group, now_ms)
-
-    def remove_topic(self, topic: str, now_ms: int) -> None:
-        """Remove the offsets of all groups on the topic."""
-        for group in self.groups_of(topic):
-            self.remove(topic, group, now_ms)
-
-    def topics_of(self, group: str) -> list[str]:
-        """The topics on which the group has committed."""
-        return list(self._topics.get(group, ()))
-
-    def groups_of(self, topic: str) -> list[str]:
-        """The groups that have committed on the topic."""
-        return list(self._groups.get(topic, ()))
-
-    def merge(self, wrapper: ConsumerOffsetSerializeWrapper) -> None:
-        """Take over the master's offsets and version; entries that it lacks stay."""
-        for key, queues in wrapper.offset_table.items():
-            if queues and self._offsets.get(key) != queues:
-                self._add(key, queues)
-                self._write(key)
-        self.version = wrapper.data_version
-        self.dirty = True
-
-    def snapshot(self) -> bytes:
-        members = {**self._unknown, **self._members()}
-        frame = fastjson.encode_pretty(dict(sorted(members.items())))
-        self.dirty = False
-        return self._framed(frame, line=b"\n\t\t", end=b"\n\t")
-
-    def body(self) -> bytes:
-        return self._framed(fastjson.encode(self._members()), line=b"", end=b"")
-
-    def wrapper(self) -> ConsumerOffsetSerializeWrapper:
-        return ConsumerOffsetSerializeWrapper(offset_table=self._offsets, data_version=self.version)
-
-    def _install(self, wrapper: ConsumerOffsetSerializeWrapper) -> None:
-        for table in (self._offsets, self._names, self._texts, self._stale, self._topics):
-            table.clear()
-        self._groups.clear()
-        self.merge(wrapper)
-
-    def _members(self) -> dict[str, Any]:
-        return {"dataVersion": self.version, "offsetTable": fastjson.RawJson(_GAP.decode())}
-
-    def _framed(self, frame: bytes, *, line: bytes, end: bytes) -> bytes:
-        """Put the entries into a frame: `line` goes before each entry and its closing brace, `end`
-        before the last brace."""
-        for key in list(self._stale):
-            self._write(key)
-        before, _, after = frame.partition(_GAP)
-        texts = list(self._texts.values())
-        if not texts:
-            return before + b"{}" + after
-        texts[0] = before + b"{" + line + texts[0]
-        texts[-1] += line + b"}" + end + b"}" + after
-        return (line + b"}," + line).join(texts)  # one copy of what may be megabytes
-
-    def _add(self, key: str, queues: dict[int, int]) -> None:
-        topic, _, group = key.rpartition("@")
-        if key not in self._names:
-            self._names[key] = fastjson.encode(key) + b":"
-            self._texts[key] = b""  # its place in the order
-        self._offsets[key] = queues
-        self._topics.setdefault(group, {})[topic] = None
-        self._groups.setdefault(topic, {})[group] = None
-
-    def _write(self, key: str) -> None:
-        # msgspec writes the same as fastjson, except for the quotes around the numbers.
-        numbers = msgspec.json.encode(self._offsets[key]).translate(None, b'"')
-        self._texts[key] = self._names[key] + numbers[:-1]
-        self._stale.pop(key, None)
-
-
-class DelayOffsetTable(_Table[DelayOffsetSerializeWrapper]):
+class DelayOffsetTable(Table[DelayOffsetSerializeWrapper]):
     """How far each delay level has been delivered: the next offset of its queue."""
 
     FILE = "config/delayOffset.json"

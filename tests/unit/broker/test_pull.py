@@ -424,6 +424,19 @@ def test_a_message_wakes_many_pulls_in_several_loop_iterations(env: BrokerFixtur
     assert {reply.code for reply in env.woken} == {0}
 
 
+def test_many_pulls_with_one_deadline_are_answered_in_several_ticks(env: BrokerFixture) -> None:
+    polling = env.context.long_polling
+    for _ in range(2 * WAKES_MAX + 1):
+        env.pull(0, flags=6)
+    env.tick(15_000)
+    assert len(env.woken) == WAKES_MAX
+    assert polling.due() <= env.now_ms  # the next tick follows at once
+    env.tick(1)
+    env.tick(1)
+    assert len(env.woken) == 2 * WAKES_MAX + 1
+    assert len(polling) == 0
+
+
 def test_a_pull_that_waits_to_be_woken_ends_with_its_connection(env: BrokerFixture) -> None:
     polling, soon = env.context.long_polling, []
     polling.on_wake(env.wake, soon.append)

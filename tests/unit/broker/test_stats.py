@@ -104,7 +104,7 @@ def test_deleted_topic_starts_again_at_zero(env: AdminFixture) -> None:
         env.put("orders")
     env.stats.got("coupons", "orders", 3, 300, 0)
     now_ms = pass_seconds(env.stats, NOW_MS, 10)
-    env.store.remove_queues(b"orders")
+    list(env.store.remove_queues(b"orders"))
     env.topics.table.remove("orders", now_ms)
     now_ms = pass_seconds(env.stats, now_ms, 10)
     assert env.stats.view("TOPIC_PUT_NUMS", "orders") is None
@@ -131,11 +131,11 @@ def test_deleted_group_is_removed(env: AdminFixture) -> None:
         env.stats.got(group, "sms", 1, 100, 0)
     env.topics.table.remove("sms", NOW_MS)
     pass_seconds(env.stats, NOW_MS, 10)
-    env.stats.forget_group("coupons")
-    env.stats.forget_group("coupons")
+    list(env.stats.forget_group("coupons"))
+    list(env.stats.forget_group("coupons"))
     assert list(env.stats.groups) == [("orders", "mail")]
     env.stats.got("coupons", "orders", 1, 100, 0)
-    env.stats.forget_group("mail")
+    list(env.stats.forget_group("mail"))
     assert list(env.stats.groups) == [("orders", "coupons")]
 
 
@@ -171,8 +171,8 @@ def test_topics_created_and_deleted_between_steps_do_not_affect_others(
         env.topic(topic)
         env.put(topic)
     env.stats.tick(now_ms := NOW_MS + 10 * SECOND_MS)
-    env.store.remove_queues(b"t0")
-    env.store.remove_queues(b"t5")
+    list(env.store.remove_queues(b"t0"))
+    list(env.store.remove_queues(b"t5"))
     env.put("orders")
     while env.stats.due() <= now_ms:
         env.stats.tick(now_ms)

@@ -110,7 +110,7 @@ def test_the_number_of_topics_is_limited(kit: TopicKit) -> None:
     assert kit.topics.get("Others") is None
     admit(kit, "Orders", 1)
     admit(kit, "%RETRY%coupons", template="")  # what the broker needs is created nevertheless
-    kit.topics.delete("Orders", NOW_MS)
+    list(kit.topics.delete("Orders", NOW_MS))
     kit.set(topics_max=len(kit.topics.table.topics) + 1)
     admit(kit, "Others")
 
@@ -219,7 +219,7 @@ def test_a_deleted_topic_can_be_created_again(kit: TopicKit) -> None:
     admit(kit, "t")
     kit.send("t", "old 1", "old 2")
     kit.effects.take()
-    queues = kit.topics.delete("t", NOW_MS)
+    queues = list(kit.topics.delete("t", NOW_MS))
     assert [queue.writable for queue in queues] == [False]
     assert kit.effects.take() == [PersistSoon(kit.topics.table), RegisterSoon()]
     with pytest.raises(TopicNotExist):
@@ -228,4 +228,4 @@ def test_a_deleted_topic_can_be_created_again(kit: TopicKit) -> None:
     kit.send("t", "new")
     kit.store.finish_removal()
     assert bodies(kit.store) == [b"new"]
-    assert kit.topics.delete("never there", NOW_MS) == []
+    assert list(kit.topics.delete("never there", NOW_MS)) == []

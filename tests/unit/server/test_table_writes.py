@@ -112,3 +112,24 @@ def test_a_failed_write_is_repeated_with_the_next_change() -> None:
     server.finish_write(took_ms=1)
     assert server.written == [b"2"]
     assert not server.table.dirty
+
+
+class ListTable(CountTable):
+    """A table whose snapshot is made in the pool."""
+
+    def begin_snapshot(self) -> Callable[[], bytes]:
+        self.dirty = False
+        count = self.count
+        return lambda: b"%d items" % count
+
+
+def test_the_snapshot_of_a_large_table_is_made_in_the_pool() -> None:
+    server = Server()
+    server.table = table = ListTable()
+    table.count, table.dirty = 3, True
+    work = Persistence(cast(Disk, server), Path("/nowhere")).save(table)
+    assert not table.dirty
+    table.count, table.dirty = 4, True
+    work()
+    assert server.written == [b"3 items"]
+    assert table.dirty

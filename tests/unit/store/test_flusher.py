@@ -6,6 +6,7 @@ import os
 import select
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,15 @@ def make() -> Iterator[Make]:
 
 def notified(flusher: Flusher) -> bool:
     """Whether the flusher notifies the event loop; waits for it."""
-    return bool(select.select([flusher.notify_fd], [], [], WAIT_SECONDS)[0])
+    return bool(readable([flusher.notify_fd], WAIT_SECONDS))
+
+
+def readable(fds: list[int], seconds: float, poll: Callable[[], Any] = select.poll) -> list[int]:
+    """Those of the descriptors that can be read, however many are open; waits for the first."""
+    waiting = poll()
+    for fd in fds:
+        waiting.register(fd, select.POLLIN)
+    return [fd for fd, _ in waiting.poll(1000 * seconds)]
 
 
 def broken_fd() -> int:
@@ -102,7 +111,7 @@ def test_the_notification_is_cleared_after_it_was_acknowledged(
     assert notified(flusher)
     flusher.acknowledge()
     flusher.acknowledge()
-    assert not select.select([flusher.notify_fd], [], [], 0)[0]
+    assert readable([flusher.notify_fd], 0) == []
 
 
 def test_rolled_files_are_synced_before_the_current_file(files: list[int], make: Make) -> None:
@@ -296,7 +305,7 @@ def test_waiting_is_not_busy_while_the_notification_is_set(
 
         def poll(self, ms: int) -> list[tuple[int, int]]:
             nonlocal waited_ms
-            ready = select.select(self.watched, [], [], 0)[0]
+            ready = readable(self.watched, 0)
             waited_ms += 0 if ready else ms
             return [(fd, select.POLLIN) for fd in ready]
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import BodyError, StoreDamaged
+from penstock.store.consumer_offset_table import ConsumerOffsetTable
 from penstock.store.tables import (
     FORBID_READ,
     ConfigFile,
-    ConsumerOffsetTable,
     DelayOffsetTable,
     SubscriptionGroupTable,
     TopicTable,
@@ -349,19 +349,19 @@ def test_offset_versions_increase_in_steps() -> None:
         assert delays.version.counter == count // 200
 
 
-def test_removing_groups_and_topics() -> None:
+def test_removing_offsets() -> None:
     table = ConsumerOffsetTable()
     for topic in ("T", "U"):
         for group in ("G", "H"):
             table.commit(topic, group, 0, 1, 1)
     table.snapshot()
-    table.remove_group("nobody", 2)
+    table.remove("T", "nobody", 2)
     assert not table.dirty
-    table.remove_group("G", 2)
+    table.remove("T", "G", 2)
     assert table.dirty
-    assert table.groups_of("T") == ["H"]
-    table.remove_topic("T", 3)
-    assert table.topics_of("H") == ["U"]
+    assert (table.groups_of("T"), table.topics_of("G")) == (["H"], ["U"])
+    table.remove("U", "G", 3)
+    assert (table.groups_of("U"), table.topics_of("G")) == (["H"], [])
 
 
 def test_delay_offsets(path: Path) -> None:

@@ -11,13 +11,14 @@ from penstock.broker.context import BrokerContext
 from penstock.rpc.answers import Answer, InThread, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
+from penstock.rpc.steps import run_in_steps
 from penstock.store import retention
 from penstock.wire.codes import RequestCode, is_system_topic
 
 log = logging.getLogger(__name__)
 
 STEP_TOPICS = 10
-"""Topics that are cleaned in one step of the event loop: a few milliseconds."""
+"""Topics whose files are deleted together."""
 
 
 class CleaningHandlers:
@@ -40,18 +41,26 @@ class CleaningHandlers:
 
     def clean_topics(self, command: Command) -> Answer:
         """Delete the queues of topics that do not exist."""
-        return self._clean_step(iter(list(self._context.store.queues.topics)), command.peer)
+        return self._clean_next(iter(list(self._context.store.queues.topics)), command.peer)
 
-    def _clean_step(self, stored: Iterator[bytes], peer: str) -> Answer:
+    def _clean_next(self, stored: Iterator[bytes], peer: str) -> Answer:
         """Clean some of the unused topics; the next ones follow when their files are deleted."""
         store = self._context.store
         unused = list(islice(filter(self._is_unused, stored), STEP_TOPICS))
         if not unused:
             return Reply()
-        for name in unused:
-            log.info("removed the queues of %s, which is not a topic (by %s)", name.decode(), peer)
-            store.remove_queues(name)
-        return InThread(store.finish_removal, lambda _: self._clean_step(stored, peer))
+
+        def remove() -> Iterator[object]:
+            for name in unused:
+                log.info(
+                    "removed the queues of %s, which is not a topic (by %s)", name.decode(), peer
+                )
+                yield from store.remove_queues(name)
+
+        return run_in_steps(
+            remove(),
+            lambda: InThread(store.finish_removal, lambda _: self._clean_next(stored, peer)),
+        )
 
     def _is_unused(self, name: bytes) -> bool:
         topic = name.decode()

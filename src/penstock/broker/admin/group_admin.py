@@ -1,15 +1,19 @@
 """Administration of subscription groups, and the tables that slaves copy."""
 
+from collections.abc import Iterator
+from itertools import chain
+
 import msgspec
 
-from penstock.broker.admin.large_requests import Pages, in_steps
+from penstock.broker.admin.large_requests import Pages
 from penstock.broker.attributes import GROUP_ATTRIBUTES, alter
 from penstock.broker.context import BrokerContext
 from penstock.errors import InvalidParameter
-from penstock.rpc.answers import Answer, InThread, Reply
+from penstock.rpc.answers import Answer, InThread, PersistentTable, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.json_replies import reply_with
 from penstock.rpc.router import Row
+from penstock.rpc.steps import in_steps, run_in_steps
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import GroupForbidden, SubscriptionGroupList
 from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
@@ -48,12 +52,17 @@ class GroupHandlers:
         """Delete a group and, if requested, its offsets."""
         context, group = self._context, command.text("groupName")
         context.groups.delete(group, command.now_ms)
-        context.stats.forget_group(group)
-        saves = [context.persistence.save(context.groups.table)]
+        saved: list[PersistentTable] = [context.groups.table]
+        work: Iterator[None] = context.stats.forget_group(group)
         if command.truth("cleanOffset"):
-            context.offsets.remove_group(group, command.now_ms)
-            saves.append(context.persistence.save(context.offsets.table))
-        return InThread(lambda: [save() for save in saves], lambda _: Reply())
+            work = chain(work, context.offsets.remove_group(group, command.now_ms))
+            saved.append(context.offsets.table)
+
+        def save() -> Answer:
+            saves = [context.persistence.save(table) for table in saved]
+            return InThread(lambda: [save() for save in saves], lambda _: Reply())
+
+        return run_in_steps(work, save)
 
     def get(self, command: Command) -> Answer:
         """One group; created if it is new and that is allowed, as for a consumer."""
@@ -92,7 +101,8 @@ class GroupHandlers:
 
     def get_offsets(self, command: Command) -> Answer:
         """All consumer offsets."""
-        return Reply(body=self._context.offsets.table.body())
+        work = self._context.offsets.table.begin_body()
+        return InThread(work, lambda body: Reply(body=body))
 
     def get_delay_offsets(self, command: Command) -> Answer:
         """The offset of each delay level, in the form of its file."""

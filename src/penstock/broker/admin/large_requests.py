@@ -1,25 +1,21 @@
-"""Large requests: pages of a table, and long lists in steps.
+"""Large requests: pages of a table, and the limit of queues.
 
 Slaves and tools of RocketMQ 5.3 and later read large tables page by page. They send the version
 that their pages belong to. If the table has changed since, or no version is given, they get the
 first page and start again.
 """
 
-from collections.abc import Callable, Collection, Iterable
-from itertools import islice
-from typing import TypeVar
+from collections.abc import Collection
 
-from penstock.rpc.answers import Answer, NextIteration
+from penstock.errors import Refused
 from penstock.rpc.command import Command
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import DataVersion
 
-T = TypeVar("T")
-
 PAGE_MAX = 2_000
 """Entries of one page, as in RocketMQ (splitMetadataSize)."""
-STEP_ITEMS = 500
-"""Items of one step: a topic or group takes about 20 µs."""
+QUEUES_MAX = 100_000
+"""Queues of one request or response: more do not fit into a frame."""
 
 
 class Pages:
@@ -51,18 +47,7 @@ class Pages:
         return self._names[begin:end]
 
 
-def in_steps(items: Iterable[T], do: Callable[[T], object], then: Callable[[], Answer]) -> Answer:
-    """The answer of `then`, after `do` was called for each item.
-
-    Between the steps other clients are served.
-    """
-    remaining = iter(items)
-
-    def step() -> Answer:
-        done = 0
-        for item in islice(remaining, STEP_ITEMS):
-            do(item)
-            done += 1
-        return then() if done < STEP_ITEMS else NextIteration(step)
-
-    return step()
+def refuse_too_many_queues(what: str, queues: int, *, hint: str) -> None:
+    """Raise Refused for more than QUEUES_MAX queues."""
+    if queues > QUEUES_MAX:
+        raise Refused.over(what, figure=queues, limit=QUEUES_MAX, unit="queues", hint=hint)

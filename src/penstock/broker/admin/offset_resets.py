@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from penstock.broker.admin.large_requests import in_steps
-from penstock.broker.admin.statistics import QUEUES_MAX
+from penstock.broker.admin.large_requests import refuse_too_many_queues
+from penstock.broker.consumers.clients import GroupMember
 from penstock.broker.context import BrokerContext
 from penstock.broker.topics import refuse_internal
 from penstock.errors import ConsumerNotOnline, GroupNotExist, Refused
@@ -11,6 +11,7 @@ from penstock.rpc.answers import Answer, InThread, NotifyClient, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.json_replies import reply_from_pool
 from penstock.rpc.router import Row
+from penstock.rpc.steps import in_steps, run_in_steps
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import (
@@ -24,6 +25,9 @@ from penstock.wire.codes import V3_0_7, LanguageCode, RequestCode, is_internal_t
 
 NO_CORRECTION = (1 << 63) - 1
 """Tells a tool that the compared group is behind all others."""
+
+NOTIFIED_PER_STEP = 1
+"""Consumers that are notified in one step: the new offsets of 100,000 queues are 9 MB."""
 
 OffsetsByQueueId = dict[int, int]
 
@@ -62,6 +66,7 @@ class ResetHandlers:
                 self._context.long_polling.wake_queue(queue)
 
         def finish(offsets: OffsetsByQueueId) -> Answer:
+            self._context.topics.need(topic)  # it may have been deleted since
             return in_steps(offsets.items(), reset_queue, lambda: self._reply(topic, offsets))
 
         if queue_id >= 0 and offset != -1:
@@ -80,12 +85,14 @@ class ResetHandlers:
         refuse_internal(topic)
         connected = None if command.truth("offline") else context.clients.consumer_group(source)
         subscribed = connected.subscriptions if connected is not None else {}
-        for name in [topic] if topic else context.offsets.topics_of_group(source):
+
+        def clone_topic(name: str) -> None:
             unknown = context.topics.get(name) is None or is_internal_topic(name)
-            if unknown or (subscribed and name not in subscribed):
-                continue
-            context.offsets.clone(source, target, name, command.now_ms)
-        return Reply()
+            if not unknown and (not subscribed or name in subscribed):
+                context.offsets.clone(source, target, name, command.now_ms)
+
+        names = [topic] if topic else context.offsets.topics_of_group(source)
+        return in_steps(names, clone_topic, Reply)
 
     def correction(self, command: Command) -> Answer:
         """For each queue of a topic, the lowest offset of all groups."""
@@ -144,20 +151,25 @@ class ResetHandlers:
                 ends[queue_id] = store.max_offset(topic, queue_id)
 
             return in_steps(queue_ids, add_end, lambda: then(ends))
-        queues: dict[int, ConsumeQueue | None] = {
-            queue_id: store.queue(topic, queue_id) for queue_id in queue_ids
-        }
-        confirm_offset = store.confirm_offset
+        queues: dict[int, ConsumeQueue | None] = {}
 
-        def work() -> OffsetsByQueueId:
-            return {
-                queue_id: 0
-                if queue is None
-                else store.lookup.offset_at(queue, time_ms, confirm_offset=confirm_offset)
-                for queue_id, queue in queues.items()
-            }
+        def add_queue(queue_id: int) -> None:
+            queues[queue_id] = store.queue(topic, queue_id)
 
-        return InThread(work, then)
+        def search() -> Answer:
+            confirm_offset = store.confirm_offset
+
+            def work() -> OffsetsByQueueId:
+                return {
+                    queue_id: 0
+                    if queue is None
+                    else store.lookup.offset_at(queue, time_ms, confirm_offset=confirm_offset)
+                    for queue_id, queue in queues.items()
+                }
+
+            return InThread(work, then)
+
+        return in_steps(queue_ids, add_queue, search)
 
     def _reply(self, topic: str, offsets: OffsetsByQueueId) -> Answer:
         return reply_from_pool(lambda: ResetOffsetBody(offset_table=self._by_queue(topic, offsets)))
@@ -170,27 +182,33 @@ class ResetHandlers:
 
     def _reset_by_clients(self, command: Command, config: TopicConfig, group: str) -> Answer:
         topic = config.topic_name
+        queue_ids = range(config.write_queue_nums)
+        _refuse_too_many(topic, len(queue_ids))
         committed: OffsetsByQueueId = {}
-        _refuse_too_many(topic, config.write_queue_nums)
-        for queue_id in range(config.write_queue_nums):
+
+        def add_committed(queue_id: int) -> None:
             offset = self._context.offsets.get(group, topic, queue_id)
             if offset is None:
                 raise Refused(f"the group {group} has no offset on queue {queue_id} of {topic}")
             committed[queue_id] = offset
-        force = command.truth("isForce")
 
         def finish(found: OffsetsByQueueId) -> Answer:
-            # Unless forced, a consumer moves only backwards.
-            offsets = {
-                queue_id: offset if force else min(offset, committed[queue_id])
-                for queue_id, offset in found.items()
-            }
-            return self._notify_clients(command, topic, group, offsets)
+            return self._notify_clients(command, topic, group, found, committed)
 
-        return self._search_offsets(topic, range(len(committed)), command.i64("timestamp"), finish)
+        time_ms = command.i64("timestamp")
+        return in_steps(
+            queue_ids,
+            add_committed,
+            lambda: self._search_offsets(topic, queue_ids, time_ms, finish),
+        )
 
     def _notify_clients(
-        self, command: Command, topic: str, group: str, offsets: OffsetsByQueueId
+        self,
+        command: Command,
+        topic: str,
+        group: str,
+        found: OffsetsByQueueId,
+        committed: OffsetsByQueueId,
     ) -> Answer:
         connected = self._context.clients.consumer_group(group)
         members = list(connected.members.values()) if connected is not None else []
@@ -202,23 +220,36 @@ class ResetHandlers:
         outdated = [member for member in members if member.version < V3_0_7]
         if outdated:
             raise Refused(f"the client {outdated[0].client_id} is too old to reset its offsets")
+        force = command.truth("isForce")
         ext = {
             "topic": topic,
             "group": group,
             "timestamp": command.text("timestamp"),
-            "isForce": "true" if command.truth("isForce") else "false",
+            "isForce": "true" if force else "false",
         }
 
-        def notify(bodies: tuple[bytes, bytes]) -> Answer:
+        def work() -> tuple[bytes, bytes]:
+            # Unless forced, a consumer moves only backwards.
+            offsets = {
+                queue_id: offset if force else min(offset, committed[queue_id])
+                for queue_id, offset in found.items()
+            }
+            return _bodies(self._by_queue(topic, offsets))
+
+        def notify_all(bodies: tuple[bytes, bytes]) -> Answer:
             java_body, cpp_body = bodies
-            for member in members:
+
+            def notify(member: GroupMember) -> None:
                 body = cpp_body if member.language == LanguageCode.CPP else java_body
                 code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
                 self._context.effects.put(NotifyClient(member.client, code, ext, body))
-            return Reply(body=java_body)
 
-        by_queue = self._by_queue(topic, offsets)
-        return InThread(lambda: _bodies(by_queue), notify)
+            # The bodies may have megabytes.
+            return run_in_steps(
+                map(notify, members), lambda: Reply(body=java_body), step_items=NOTIFIED_PER_STEP
+            )
+
+        return InThread(work, notify_all)
 
 
 def _bodies(by_queue: dict[MessageQueue, int]) -> tuple[bytes, bytes]:
@@ -239,11 +270,8 @@ def _bodies(by_queue: dict[MessageQueue, int]) -> tuple[bytes, bytes]:
 
 
 def _refuse_too_many(topic: str, queues: int) -> None:
-    if queues > QUEUES_MAX:
-        raise Refused.over(
-            f"too many queues of topic {topic} for one reset",
-            figure=queues,
-            limit=QUEUES_MAX,
-            unit="queues",
-            hint="reset single queues (queueId)",
-        )
+    refuse_too_many_queues(
+        f"too many queues of topic {topic} for one reset",
+        queues,
+        hint="reset single queues (queueId)",
+    )

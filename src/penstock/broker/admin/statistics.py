@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from penstock.broker.admin.large_requests import refuse_too_many_queues
 from penstock.broker.context import BrokerContext
 from penstock.errors import Refused
 from penstock.rpc.answers import Answer, InThread
@@ -30,8 +31,6 @@ from penstock.wire.codes import RequestCode
 
 STEP_QUEUES = 500
 """Queues whose offsets are collected in one step: about 2 ms."""
-QUEUES_MAX = 100_000
-"""Queues in one response: more do not fit into a frame."""
 
 R = TypeVar("R")
 
@@ -172,14 +171,11 @@ class StatisticsHandlers:
         left, total = STEP_QUEUES, 0
         for group, topic, queues in wanted:
             total += queues
-            if total > QUEUES_MAX:
-                raise Refused.over(
-                    "statistics of too many queues in one response",
-                    figure=total,
-                    limit=QUEUES_MAX,
-                    unit="queues",
-                    hint="ask for single topics or groups",
-                )
+            refuse_too_many_queues(
+                "statistics of too many queues in one response",
+                total,
+                hint="ask for single topics or groups",
+            )
             tps = self._context.stats.get_tps(group, topic) if group else 0.0
             begin = 0
             while begin < queues:

@@ -1,10 +1,11 @@
 """Administration of topics."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 import msgspec
 
-from penstock.broker.admin.large_requests import Pages, in_steps
+from penstock.broker.admin.large_requests import Pages
 from penstock.broker.attributes import TOPIC_ATTRIBUTES, alter, parse_changes
 from penstock.broker.context import BrokerContext
 from penstock.broker.topics import QUEUES_MAX
@@ -13,6 +14,7 @@ from penstock.rpc.answers import REGISTER_MS, Answer, InThread, RegisterTopics, 
 from penstock.rpc.command import Command
 from penstock.rpc.json_replies import reply_with
 from penstock.rpc.router import Row
+from penstock.rpc.steps import in_steps, run_in_steps
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import CreateTopicListRequestBody, TopicConfigAndQueueMapping
 from penstock.wire.bodies.client_bodies import TopicConfig, TopicList
@@ -85,15 +87,33 @@ class TopicHandlers:
         if not topic.strip():
             raise InvalidParameter("the topic's name is blank")
         self._refuse_system(topic)
-        retries = [
+        groups = context.offsets.groups_of_topic(topic)
+        retries = (
             f"{RETRY_TOPIC_PREFIX}{group}{separator}{topic}"
-            for group in context.offsets.groups_of_topic(topic)
+            for group in groups
             for separator in (POP_RETRY_SEPARATOR_V2, POP_RETRY_SEPARATOR_V1)
-        ]
-        for name in (topic, *(retry for retry in retries if context.topics.get(retry) is not None)):
-            for queue in context.topics.delete(name, now_ms):
-                context.long_polling.wake_queue(queue)
-            context.offsets.remove_topic(name, now_ms)
+        )
+        return run_in_steps(
+            self._delete_all(chain([topic], retries), now_ms), lambda: self._deleted(now_ms)
+        )
+
+    def _delete_all(self, names: Iterable[str], now_ms: int) -> Iterator[None]:
+        """Delete topics with their offsets, step by step; names of no topic are skipped."""
+        context = self._context
+        for number, name in enumerate(names):
+            yield
+            if number and context.topics.get(name) is None:
+                continue
+            with context.topics.blocked(name) as blocked:
+                if not blocked:
+                    continue
+                for queue in context.topics.delete(name, now_ms):
+                    context.long_polling.wake_queue(queue)
+                    yield
+                yield from context.offsets.remove_topic(name, now_ms)
+
+    def _deleted(self, now_ms: int) -> Answer:
+        context = self._context
         saves = [context.persistence.save(t) for t in (context.topics.table, context.offsets.table)]
         # A registration that is in flight would bring the topic back after the tool has deleted
         # it from the NameServers: it is over when the next one is.
@@ -152,6 +172,7 @@ class TopicHandlers:
         if fault is not None:
             raise InvalidParameter(fault)
         self._refuse_system(wanted.topic_name)
+        self._context.topics.refuse_blocked(wanted.topic_name)
         for kind, count in (("read", wanted.read_queue_nums), ("write", wanted.write_queue_nums)):
             if count < 0:
                 raise InvalidParameter(f"the number of {kind} queues must not be negative: {count}")

@@ -116,6 +116,17 @@ def _fields(*actions: Action, **fields: ResourceType | tuple[ResourceType, str])
     return CodeRights(first, actions, required)
 
 
+def _cloning() -> CodeRights:
+    """The group that gets offsets, the topic, and the group whose offsets are read."""
+    changed = _fields(UPDATE, destGroup=GROUP, topic=TOPIC)
+
+    def required(command: Command) -> list[RequiredRight]:
+        read = _right_on(GROUP, command.ext.get("srcGroup"), (GET,))
+        return [*changed.required(command), read]
+
+    return CodeRights(GROUP, (UPDATE,), required)
+
+
 def _right_on(
     resource_type: ResourceType, name: str | None, actions: tuple[Action, ...]
 ) -> RequiredRight:
@@ -268,7 +279,7 @@ def _of_admin_tools() -> dict[RequestCode, CodeRights]:
             GET, compareGroup=GROUP, filterGroups=(GROUP, ","), topic=TOPIC
         ),
         code.CONSUME_MESSAGE_DIRECTLY: _fields(SUB, consumerGroup=GROUP, topic=TOPIC),
-        code.CLONE_GROUP_OFFSET: _fields(UPDATE, destGroup=GROUP, topic=TOPIC),
+        code.CLONE_GROUP_OFFSET: _cloning(),
         code.QUERY_CONSUME_QUEUE: _fields(GET, topic=TOPIC, consumerGroup=GROUP),
         code.QUERY_SUBSCRIPTION_BY_CONSUMER: _fields(GET, group=GROUP, topic=TOPIC),
         code.UPDATE_AND_GET_GROUP_FORBIDDEN: _fields(UPDATE, group=GROUP, topic=TOPIC),

@@ -6,11 +6,11 @@ offset that a reset has set stays.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from penstock.config import LiveSettings
+from penstock.store.consumer_offset_table import ConsumerOffsetTable
 from penstock.store.store import MessageStore
-from penstock.store.tables import ConsumerOffsetTable
 from penstock.wire.codes import is_internal_topic
 
 log = logging.getLogger(__name__)
@@ -27,8 +27,8 @@ class ConsumerOffsets:
         self.table = table
         self._store = store
         self._settings = settings
-        self._resets: dict[tuple[str, str], Queues] = {}  # by (group, topic)
-        self._pulled: dict[tuple[str, str], Queues] = {}
+        self._resets = _OffsetsInMemory()
+        self._pulled = _OffsetsInMemory()
 
     # --- one queue
 
@@ -58,14 +58,12 @@ class ConsumerOffsets:
 
     def record_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Record the offset of the group's last pull, in memory only."""
-        queues = self._pulled.get((group, topic))
-        if queues is None:
-            queues = self._pulled[group, topic] = {}
-        queues[queue_id] = offset
+        self._pulled.make(group, topic)[queue_id] = offset
 
     def pulled(self, group: str, topic: str, queue_id: int) -> int | None:
         """The offset of the group's last pull; the committed one if there was none since start."""
-        offset = self._pulled.get((group, topic), {}).get(queue_id)
+        queues = self._pulled.of(group, topic)
+        offset = None if queues is None else queues.get(queue_id)
         return self.get(group, topic, queue_id) if offset is None else offset
 
     def starts_at_zero(self, topic: str, queue_id: int) -> bool | Callable[[], bool]:
@@ -104,26 +102,27 @@ class ConsumerOffsets:
         """
         for queue_id, offset in offsets.items():
             self.table.commit(topic, group, queue_id, offset, now_ms)
-        pulled = self._pulled.get((group, topic), {})
-        for queue_id in offsets:
-            pulled.pop(queue_id, None)
+        pulled = self._pulled.of(group, topic)
+        if pulled is not None:
+            for queue_id in offsets:
+                pulled.pop(queue_id, None)
         if self._settings.current.broker.server_side_reset and offsets:
-            self._resets.setdefault((group, topic), {}).update(offsets)
+            self._resets.make(group, topic).update(offsets)
 
     def has_reset(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether a reset of this queue is pending."""
-        return queue_id in self._resets.get((group, topic), ())
+        return queue_id in (self._resets.of(group, topic) or ())
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Take the pending reset of a queue."""
         if not self._resets:
             return None
-        queues = self._resets.get((group, topic))
+        queues = self._resets.of(group, topic)
         if queues is None or queue_id not in queues:
             return None
         offset = queues.pop(queue_id)
         if not queues:
-            del self._resets[group, topic]
+            self._resets.remove(group, topic)
         return offset
 
     # --- topics and groups
@@ -145,28 +144,67 @@ class ConsumerOffsets:
 
         Offsets of the target on queues where the source has none are removed.
         """
-        offsets = dict(self.queues(source, topic))
-        if not offsets:
+        if not self.table.copy(topic, source, target, now_ms):
             return False
-        self._forget(target, topic, now_ms)
-        for queue_id, offset in offsets.items():
-            self.table.commit(topic, target, queue_id, offset, now_ms)
+        self._resets.remove(target, topic)
+        self._pulled.remove(target, topic)
         return True
 
-    def remove_topic(self, topic: str, now_ms: int) -> None:
-        """Remove the offsets of all groups on a deleted topic."""
-        in_memory = {group for group, other in (*self._resets, *self._pulled) if other == topic}
-        for group in in_memory.union(self.groups_of_topic(topic)):
-            self._forget(group, topic, now_ms)
+    def remove_topic(self, topic: str, now_ms: int) -> Iterator[None]:
+        """Remove the offsets of all groups on a deleted topic, one group after another."""
+        in_memory = (self._resets.groups_of(topic), self._pulled.groups_of(topic))
+        for group in {*self.groups_of_topic(topic), *in_memory[0], *in_memory[1]}:
+            self._remove(group, topic, now_ms)
+            yield
 
-    def remove_group(self, group: str, now_ms: int) -> None:
-        """Remove all offsets of a deleted group, except the broker's own on internal topics."""
-        in_memory = {topic for other, topic in (*self._resets, *self._pulled) if other == group}
-        for topic in in_memory.union(self.topics_of_group(group)):
+    def remove_group(self, group: str, now_ms: int) -> Iterator[None]:
+        """Remove all offsets of a deleted group, except the broker's own on internal topics, one
+        topic after another."""
+        in_memory = (self._resets.topics_of(group), self._pulled.topics_of(group))
+        for topic in {*self.topics_of_group(group), *in_memory[0], *in_memory[1]}:
             if not is_internal_topic(topic):
-                self._forget(group, topic, now_ms)
+                self._remove(group, topic, now_ms)
+            yield
 
-    def _forget(self, group: str, topic: str, now_ms: int) -> None:
+    def _remove(self, group: str, topic: str, now_ms: int) -> None:
         self.table.remove(topic, group, now_ms)
-        self._resets.pop((group, topic), None)
-        self._pulled.pop((group, topic), None)
+        self._resets.remove(group, topic)
+        self._pulled.remove(group, topic)
+
+
+class _OffsetsInMemory:
+    """Offsets by group and topic that are not in the table."""
+
+    def __init__(self) -> None:
+        self._queues: dict[tuple[str, str], Queues] = {}
+        self._topics: dict[str, dict[str, None]] = {}  # by group
+        self._groups: dict[str, dict[str, None]] = {}  # by topic
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def of(self, group: str, topic: str) -> Queues | None:
+        return self._queues.get((group, topic))
+
+    def make(self, group: str, topic: str) -> Queues:
+        """The offsets of the group on the topic, to be changed."""
+        queues = self._queues.get((group, topic))
+        if queues is None:
+            queues = self._queues[group, topic] = {}
+            self._topics.setdefault(group, {})[topic] = None
+            self._groups.setdefault(topic, {})[group] = None
+        return queues
+
+    def remove(self, group: str, topic: str) -> None:
+        if self._queues.pop((group, topic), None) is None:
+            return
+        for table, name, other in ((self._topics, group, topic), (self._groups, topic, group)):
+            del table[name][other]
+            if not table[name]:
+                del table[name]
+
+    def topics_of(self, group: str) -> Iterable[str]:
+        return self._topics.get(group, ())
+
+    def groups_of(self, topic: str) -> Iterable[str]:
+        return self._groups.get(topic, ())

@@ -9,6 +9,7 @@ delivered again through the retry topic.
 | `pop_request` | reads and checks requests |
 | `pop_queues` | chooses the queues to read, by round robin or priority |
 | `pop_reader` | reads the messages of a queue |
+| `pop_result` | the search of a pop, its result and the fields of its response |
 | `checkpoints`, `revive_log` | messages in flight: in memory, and in the log to survive a restart |
 | `pop_ack` | acks and changes of the invisible time |
 | `revive` | delivers messages again that were not acknowledged in time |
@@ -21,25 +22,41 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from penstock.broker.context import BrokerContext
+from penstock.broker.long_polling import WaitQueue
 from penstock.broker.pop.checkpoints import CheckpointKey, PopCheckpoint
 from penstock.broker.pop.ordered_pop import GroupQueue, OrderedPops
 from penstock.broker.pop.pop_ack import PopAcks
 from penstock.broker.pop.pop_metrics import add_pop_metrics
 from penstock.broker.pop.pop_notification import PopNotification
-from penstock.broker.pop.pop_polling import PopPolling
+from penstock.broker.pop.pop_polling import QUEUES_PER_STEP, PopPolling
 from penstock.broker.pop.pop_queues import PopQueues
 from penstock.broker.pop.pop_reader import ReadBatch, read_messages, restore_topic
 from penstock.broker.pop.pop_request import LateRequest, PopRequest, PopRequestReader
+from penstock.broker.pop.pop_result import (
+    PopResult,
+    PopSearch,
+    empty_response_fields,
+    has_other_retry_topic,
+    response_fields,
+)
 from penstock.broker.pop.revive import Revive
 from penstock.broker.pop.revive_log import ReviveLog
 from penstock.broker.pull import SubscriptionError
 from penstock.errors import NoPermission, PenstockError, SystemBusy
 from penstock.metrics import Registry
-from penstock.rpc.answers import Answer, InThread, PersistentTable, Reply, Suspend, TickAt
+from penstock.rpc.answers import (
+    Answer,
+    InThread,
+    NextIteration,
+    PersistentTable,
+    Reply,
+    Suspend,
+    TickAt,
+)
 from penstock.rpc.command import Command
 from penstock.rpc.router import Handler, Row
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
@@ -50,27 +67,13 @@ from penstock.wire.codes import (
     ResponseCode,
 )
 from penstock.wire.receipt_handle import (
-    QueueKey,
     Receipt,
-    format_message_offsets,
-    format_start_offsets,
     kind_of,
 )
 
 CLEAN_MS: Final = 60_000
 """Interval at which unused ordered queues are removed."""
 _ARRIVAL_MS: Final = 60_000
-
-
-@dataclass(slots=True)
-class PopResult:
-    """What a pop has read so far."""
-
-    batches: list[ReadBatch] = field(default_factory=list)
-    count: int = 0
-    size: int = 0
-    rest: int = 0  # messages that it left in the queues
-    skipped: bool = False  # moved past messages that the filter excludes
 
 
 class Pop:
@@ -166,7 +169,7 @@ class Pop:
             request = self._requests.pop(command)
         except LateRequest:
             remark = "the request arrived after its polling time had passed"
-            return Reply(ResponseCode.POLLING_TIMEOUT, _empty_response_fields(), remark=remark)
+            return Reply(ResponseCode.POLLING_TIMEOUT, empty_response_fields(), remark=remark)
         except SubscriptionError as error:
             return Reply(error.wire_code, remark=error.remark())
         limit = self._context.settings.current.broker.pop_batches_max
@@ -180,37 +183,91 @@ class Pop:
             )
         return self._try_pop(request, last=False)
 
-    def _try_pop(self, request: PopRequest, *, last: bool) -> Answer:
-        """Read messages; `last` if the polling time of the client is over."""
-        result = PopResult()
+    def _try_pop(
+        self, request: PopRequest, *, last: bool, watched: WaitQueue | None = None
+    ) -> Answer:
+        """Read messages; `last` if the polling time of the client is over.
+
+        `watched` is the wait queue of the request if all its queues are watched. Only then can the
+        search take several steps and end with a suspended request: arrivals between the steps are
+        counted.
+        """
+        notifications = watched.notifications if watched is not None else 0
+        search = PopSearch(request, last, self._queues.order(request), watched, notifications)
+        return self._search(search)
+
+    def _search(self, search: PopSearch) -> Answer:
+        """Look at the next queues; if there is nothing, go on in the next step."""
+        request, result = search.request, PopResult()
         now_ms = self._now()
-        for topic, queue_id in self._queues.order(request):
-            queue = self._store.queue(topic, queue_id)
-            key = GroupQueue(topic, request.group, queue_id)
-            if queue is None:
-                self._start_before_first_message(request, key)
-                continue
-            if key in self._queues_in_read or (
-                topic != request.topic and _has_other_retry_topic(result, topic)
-            ):
-                continue
-            if self._context.offsets.take_reset(request.group, topic, queue_id) is not None:
-                self._order.clear(topic, request.group, queue_id)
-            offset = self._context.offsets.get(request.group, topic, queue_id)
-            if offset is None:
-                initial = self._initial_offset(request, key, queue, last)
-                if isinstance(initial, InThread):
-                    if result.batches:
-                        result.rest += queue.visible_max(self._store.confirm_offset)
-                        continue
-                    return initial
-                offset = initial
-            answer = self._read_queue(request, result, key, queue, offset, now_ms, last)
+        looked = 0
+        for topic, queue_id in islice(search.queues, QUEUES_PER_STEP):
+            looked += 1
+            answer = self._look_at(
+                request, result, GroupQueue(topic, request.group, queue_id), now_ms, search.last
+            )
             if answer is not None:
                 return answer
+        search.skipped = search.skipped or result.skipped
+        search.rest += result.rest
         if result.batches:
-            return self._deliver(request, result, now_ms)
-        return self._wait(request, result, last)
+            # Messages are taken in the step that delivers them, so this is the last one.
+            return self._deliver(request, result, now_ms, complete=looked < QUEUES_PER_STEP)
+        if looked < QUEUES_PER_STEP:
+            return self._wait(search)
+        return self._search_on(search)
+
+    def _look_at(
+        self, request: PopRequest, result: PopResult, key: GroupQueue, now_ms: int, last: bool
+    ) -> Answer:
+        """Read messages of a queue into the result, if there are any.
+
+        Returns an answer if nothing has been found yet and the disk is needed.
+        """
+        topic, group, queue_id = key
+        queue = self._store.queue(topic, queue_id)
+        if queue is None:
+            self._start_before_first_message(request, key)
+            return None
+        if key in self._queues_in_read or (
+            topic != request.topic and has_other_retry_topic(result, topic)
+        ):
+            return None
+        if self._context.offsets.take_reset(group, topic, queue_id) is not None:
+            self._order.clear(topic, group, queue_id)
+        offset = self._context.offsets.get(group, topic, queue_id)
+        if offset is None:
+            initial = self._initial_offset(request, key, queue, last)
+            if isinstance(initial, InThread):
+                if result.batches:
+                    result.rest += queue.visible_max(self._store.confirm_offset)
+                    return None
+                return initial
+            offset = initial
+        return self._read_queue(request, result, key, queue, offset, now_ms, last)
+
+    def _search_on(self, search: PopSearch) -> Answer:
+        """Look at more queues in the next step, or at all of them again while they are watched."""
+        request, config = search.request, self._context.topics.get(search.request.topic)
+        if search.watched is None and self._waits(search):
+            wait_queue = self._polling.wait_queue(request, notify=False)
+            if wait_queue is not None:
+                again = functools.partial(self._search_watched, request, wait_queue)
+                return self._polling.when_watched(wait_queue, again, again)
+        search.several_steps = True
+
+        def go_on() -> Answer:
+            self._check_again(request)
+            if self._context.topics.get(request.topic) is not config:
+                return self._try_pop(request, last=search.last)
+            return self._search(search)
+
+        return NextIteration(go_on)
+
+    def _search_watched(self, request: PopRequest, watched: WaitQueue) -> Answer:
+        """Search from the start: all queues are watched from now on."""
+        self._check_again(request)
+        return self._try_pop(request, last=False, watched=watched)
 
     def _read_queue(
         self,
@@ -324,11 +381,11 @@ class Pop:
             return self._try_pop(request, last=last)  # the queue changed during the read
         result = PopResult()
         self._add_batch(request, result, batch)
-        answer = (
-            self._deliver(request, result, now_ms)
-            if result.batches
-            else self._wait(request, result, last)
-        )
+        if result.batches:
+            answer = self._deliver(request, result, now_ms)
+        else:
+            search = PopSearch(request, last, iter(()), rest=result.rest, skipped=result.skipped)
+            answer = self._wait(search)
         self._polling.wake_for(request.topic, request.group, (key.topic, key.queue_id))
         return answer
 
@@ -377,8 +434,11 @@ class Pop:
 
     # --- responses
 
-    def _deliver(self, request: PopRequest, result: PopResult, now_ms: int) -> Answer:
-        """Create the checkpoints for what was read, and the response."""
+    def _deliver(
+        self, request: PopRequest, result: PopResult, now_ms: int, *, complete: bool = True
+    ) -> Answer:
+        """Create the checkpoints for what was read, and the response; `complete` if the search has
+        looked at all queues."""
         revive_queue_id = (
             POP_ORDER_REVIVE_QUEUE if request.ordered else self.revive_log.next_queue()
         )
@@ -419,10 +479,10 @@ class Pop:
             0,
         )
         body = b"".join([self._encode_batch(request, batch, receipt, now_ms) for batch in given])
-        ext = _response_fields(request, pop_ms, revive_queue_id, result.rest, given)
+        ext = response_fields(request, pop_ms, revive_queue_id, result.rest, given)
         if request.ordered:
             ext["orderCountInfo"] = ";".join(counts)
-        if result.rest > 0:
+        if result.rest > 0 or not complete:
             self._polling.wake(request.topic, request.group, request.queue_id)
         return Reply(ResponseCode.SUCCESS, ext, body, "FOUND")
 
@@ -465,24 +525,42 @@ class Pop:
         texts = [receipt._replace(queue_offset=offset).format() for offset in batch.offsets]
         return restore_topic(batch.data, request.topic, texts)
 
-    def _wait(self, request: PopRequest, result: PopResult, last: bool) -> Answer:
+    def _waits(self, search: PopSearch) -> bool:
+        return not search.last and search.request.deadline_ms > self._now()
+
+    def _wait(self, search: PopSearch) -> Answer:
         """Suspend a pop that found nothing, or respond if its polling time is over."""
+        request = search.request
         code = ResponseCode.POLLING_TIMEOUT
-        if not last and request.deadline_ms > self._now():
-            if result.skipped and result.rest > 0:
+        if self._waits(search):
+            if search.skipped and search.rest > 0:
                 # There is more to read; let other requests run first.
                 return InThread(lambda: None, lambda _: self._try_pop(request, last=False))
             wait_queue = self._polling.wait_queue(request, notify=False)
             if wait_queue is not None:
-                retry = functools.partial(self._retry, request)
-                return Suspend(wait_queue, request.deadline_ms, retry, wait_queue.notifications)
+                again = functools.partial(self._search_watched, request, wait_queue)
+                suspend = functools.partial(self._suspend, search, wait_queue)
+                # In several steps, arrivals in queues that were not watched may be missed.
+                missed = search.several_steps and search.watched is not wait_queue
+                return self._polling.when_watched(wait_queue, again if missed else suspend, again)
             code = ResponseCode.POLLING_FULL
         self._context.stats.missed()
-        ext = _response_fields(request, self._now(), 0, result.rest, [])
+        ext = response_fields(request, self._now(), 0, search.rest, [])
         return Reply(code, ext, remark="NO_MESSAGE_IN_QUEUE")
+
+    def _suspend(self, search: PopSearch, wait_queue: WaitQueue) -> Answer:
+        watched = search.watched is wait_queue
+        notifications = search.notifications if watched else wait_queue.notifications
+        retry = functools.partial(self._retry, search.request)
+        return Suspend(wait_queue, search.request.deadline_ms, retry, notifications)
 
     def _retry(self, request: PopRequest, last: bool) -> Answer:
         """Retry a suspended pop."""
+        self._check_again(request)
+        return self._try_pop(request, last=last)
+
+    def _check_again(self, request: PopRequest) -> None:
+        """Raise an error if the request is not allowed any more."""
         try:
             self._requests.readable(request.topic, request.queue_id)
             group = self._context.groups.get(request.group)
@@ -493,38 +571,8 @@ class Pop:
                 request.topic, request.group, request.queue_id
             )  # the next one fails too
             raise
-        return self._try_pop(request, last=last)
 
 
 def _starts_first(request: PopRequest, topic: str) -> bool:
     """Whether a group without an offset starts at the first message of the topic's queues."""
     return request.from_first or topic.startswith(RETRY_TOPIC_PREFIX)
-
-
-def _has_other_retry_topic(result: PopResult, topic: str) -> bool:
-    """Whether another retry topic was read already: a response can name only one."""
-    return any(
-        batch.topic != topic and batch.topic.startswith(RETRY_TOPIC_PREFIX)
-        for batch in result.batches
-    )
-
-
-def _response_fields(
-    request: PopRequest, pop_ms: int, revive_queue_id: int, rest: int, batch: list[ReadBatch]
-) -> dict[str, str]:
-    """Fields of the response header."""
-    starts = {QueueKey(kind_of(t.topic), t.queue.queue_id): t.start_offset for t in batch}
-    offsets = {QueueKey(kind_of(t.topic), t.queue.queue_id): t.offsets for t in batch}
-    return {
-        "popTime": str(pop_ms),
-        "invisibleTime": str(request.invisible_ms),
-        "reviveQid": str(revive_queue_id),
-        "restNum": str(rest),
-        "startOffsetInfo": format_start_offsets(starts),
-        "msgOffsetInfo": format_message_offsets(offsets),
-    }
-
-
-def _empty_response_fields() -> dict[str, str]:
-    """Fields that Java clients require in every response."""
-    return {"popTime": "0", "invisibleTime": "0", "reviveQid": "0", "restNum": "0"}

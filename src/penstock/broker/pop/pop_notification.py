@@ -1,22 +1,28 @@
 """Requests of POP consumers that pop nothing: NOTIFICATION, PEEK_MESSAGE, POLLING_INFO."""
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from itertools import islice
+from typing import Final, TypeAlias
 
 from penstock.broker.context import BrokerContext
+from penstock.broker.long_polling import WaitQueue
 from penstock.broker.pop.ordered_pop import OrderedPops
-from penstock.broker.pop.pop_polling import ALL_QUEUES, PopPolling
+from penstock.broker.pop.pop_polling import ALL_QUEUES, QUEUES_PER_STEP, PopPolling
 from penstock.broker.pop.pop_reader import ReadBatch, read_messages
 from penstock.broker.pop.pop_request import PollRequest, PopRequestReader
 from penstock.broker.pull import ALL
-from penstock.rpc.answers import Answer, InThread, Reply, Suspend
+from penstock.rpc.answers import Answer, InThread, NextIteration, Reply, Suspend
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
+from penstock.rpc.steps import in_steps
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.wire.codes import RequestCode, ResponseCode
 
 RETRY_EVERY: Final = 5
 """One in this many peeks reads the retry topics first."""
+
+
+TopicQueue: TypeAlias = tuple[str, ConsumeQueue | None]
 
 
 class PopNotification:
@@ -51,33 +57,73 @@ class PopNotification:
         request = self._requests.notification(command)
         return self._check(request, command.now_ms, last=False)
 
-    def _check(self, request: PollRequest, now_ms: int, *, last: bool) -> Answer:
-        rest = self._rest(request, now_ms)
-        if rest > 0 or last or request.deadline_ms <= now_ms:
-            return _notification_reply(found=rest > 0)
-        wait_queue = self._polling.wait_queue(request, notify=True)
-        if wait_queue is None:
-            return _notification_reply(found=False, full=True)
+    def _check(
+        self, request: PollRequest, now_ms: int, *, last: bool, watched: WaitQueue | None = None
+    ) -> Answer:
+        """Respond if there are messages, else suspend the request.
 
+        `watched` is its wait queue if all queues are watched. Only then can the search take several
+        steps and end with a suspended request: arrivals between the steps are counted.
+        """
+        queues = self._queues(request)
+        notifications = watched.notifications if watched is not None else 0
+
+        def step() -> Answer:
+            part = list(islice(queues, QUEUES_PER_STEP))
+            if any(self._rest_of(request, at, now_ms) > 0 for at in part):
+                return _notification_reply(found=True)
+            complete = len(part) < QUEUES_PER_STEP
+            if last or request.deadline_ms <= now_ms or (watched is not None and not complete):
+                return _notification_reply(found=False) if complete else NextIteration(step)
+            wait_queue = self._polling.wait_queue(request, notify=True)
+            if wait_queue is None:
+                return _notification_reply(found=False, full=True)
+
+            def again() -> Answer:
+                self._requests.readable(request.topic, request.queue_id)
+                return self._check(request, now_ms, last=False, watched=wait_queue)
+
+            def suspend() -> Answer:
+                return self._suspend(request, wait_queue, notifications if watched else None)
+
+            missed = not complete or (watched is not None and watched is not wait_queue)
+            return self._polling.when_watched(wait_queue, again if missed else suspend, again)
+
+        return step()
+
+    def _suspend(
+        self, request: PollRequest, wait_queue: WaitQueue, notifications: int | None
+    ) -> Suspend:
         def retry(last: bool) -> Answer:
             self._requests.readable(request.topic, request.queue_id)
             now_ms = self._now()
             # Each message notifies one waiting request.
-            if wait_queue.waking and self._rest(request, now_ms) > wait_queue.woken:
+            if wait_queue.waking and self._has_more(request, wait_queue.woken, now_ms):
                 self._context.long_polling.wake_next(wait_queue)
             return self._check(request, now_ms, last=last)
 
-        return Suspend(wait_queue, request.deadline_ms, retry, wait_queue.notifications)
+        if notifications is None:
+            notifications = wait_queue.notifications
+        return Suspend(wait_queue, request.deadline_ms, retry, notifications)
 
-    def _rest(self, request: PollRequest, now_ms: int) -> int:
-        """The number of messages that a pop could read."""
-        rest = 0
-        for topic, queue in self._queues(request):
+    def _has_more(self, request: PollRequest, messages: int, now_ms: int) -> bool:
+        """Whether a pop could read more than this number of messages. Looks only at the first of
+        very many queues; in the others, each arrival notifies one request."""
+        for at in islice(self._queues(request), QUEUES_PER_STEP):
+            messages -= self._rest_of(request, at, now_ms)
+            if messages < 0:
+                return True
+        return False
+
+    def _rest_of(self, request: PollRequest, at: TopicQueue, now_ms: int) -> int:
+        """The number of messages of a queue that a pop could read."""
+        topic, queue = at
+        if queue is None:
+            return 0
+        rest = max(self._high(queue) - self._offset(request, topic, queue), 0)
+        if rest and request.ordered:
             name = (topic, request.group, queue.queue_id)
-            if not request.ordered or not self._order.check_block(
-                request.attempt_id, *name, now_ms
-            ):
-                rest += max(self._high(queue) - self._offset(request, topic, queue), 0)
+            return 0 if self._order.check_block(request.attempt_id, *name, now_ms) else rest
         return rest
 
     # --- peeking
@@ -86,17 +132,22 @@ class PopNotification:
         """PEEK_MESSAGE: messages that a pop would deliver, without changing state."""
         request = self._requests.peek(command)
         self._round_robin += 1
-        queues = list(self._queues(request))
-        split = next(
-            (index for index, (topic, _) in enumerate(queues) if topic != request.topic),
-            len(queues),
-        )
-        own, retries = queues[:split], queues[split:]
-        begin = self._round_robin % max(len(own), 1)
-        own = own[begin:] + own[:begin]
-        queues = retries + own if self._round_robin % RETRY_EVERY == 0 else own + retries
-        positions = [(topic, queue, self._offset(request, topic, queue)) for topic, queue in queues]
-        rest = sum(max(self._high(queue) - offset, 0) for _, queue, offset in positions)
+        positions: list[tuple[str, ConsumeQueue, int]] = []  # of the queues with messages
+
+        def look_at(at: TopicQueue) -> None:
+            topic, queue = at
+            if queue is not None:
+                offset = self._offset(request, topic, queue)
+                if offset < self._high(queue):
+                    positions.append((topic, queue, offset))
+
+        queues = self._queues(request, self._round_robin)
+        return in_steps(queues, look_at, lambda: self._read(request, positions))
+
+    def _read(
+        self, request: PollRequest, positions: list[tuple[str, ConsumeQueue, int]]
+    ) -> InThread:
+        rest = sum(self._high(queue) - offset for _, queue, offset in positions)
         store, confirm_offset = self._context.store, self._context.store.confirm_offset
         bytes_max = self._context.settings.current.broker.pull_bytes_max
 
@@ -144,23 +195,30 @@ class PopNotification:
 
     # --- common
 
-    def _queues(self, request: PollRequest) -> Iterator[tuple[str, ConsumeQueue]]:
-        """The queues that a pop reads, those of the topic first."""
-        topics, store = self._context.topics, self._context.store
-        names = [request.topic]
+    def _queues(self, request: PollRequest, number: int = 0) -> Iterator[TopicQueue]:
+        """The queues that a pop reads, None for one that does not exist yet.
+
+        `number` is that of a peek: it starts at another queue than the one before, and one in
+        RETRY_EVERY peeks reads the retry topics first.
+        """
+        retries: list[str] = []
         if not request.ordered:
-            names += self._polling.retry_topics(request.topic, request.group)
+            retries = self._polling.retry_topics(request.topic, request.group)
+        names = [request.topic, *retries]
+        if number and number % RETRY_EVERY == 0:
+            names = [*retries, request.topic]
+        store = self._context.store
         for name in names:
-            config = topics.get(name)
+            config = self._context.topics.get(name)
             if config is None:
                 continue
-            queue_ids = range(config.read_queue_nums)
+            count = config.read_queue_nums
             if name == request.topic and request.queue_id != ALL_QUEUES:
-                queue_ids = range(request.queue_id, request.queue_id + 1)
-            for queue_id in queue_ids:
-                queue = store.queue(name, queue_id)
-                if queue is not None:
-                    yield name, queue
+                yield name, store.queue(name, request.queue_id)
+                continue
+            first = number if name == request.topic else 0
+            for step in range(count):
+                yield name, store.queue(name, (first + step) % count)
 
     def _offset(self, request: PollRequest, topic: str, queue: ConsumeQueue) -> int:
         offset = self._context.offsets.get(request.group, topic, queue.queue_id)

@@ -6,19 +6,25 @@ succeed: an ack in an ordered queue, the end of its invisible time, the end of a
 pool.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
 from operator import is_not
 from typing import Final
 
 from penstock.broker.context import BrokerContext
 from penstock.broker.long_polling import WaitQueue
 from penstock.broker.pop.pop_request import PollRequest
+from penstock.rpc.answers import Answer, NextIteration
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.wire.codes import RETRY_TOPIC_PREFIX
 from penstock.wire.receipt_handle import RetryKind, retry_topic
 
 CLEANUP_MS: Final = 60_000
 """Interval at which empty wait queues are removed."""
+QUEUES_PER_STEP: Final = 500
+"""Queues that a request looks at or watches in one step: about 2 ms."""
+UNWATCHED_PER_TICK: Final = 5_000
 ALL_QUEUES: Final = -1
 ANY_QUEUE: Final = -2
 """In place of a queue id: a retry queue, which every pop of the group reads."""
@@ -31,6 +37,7 @@ class PopPolling:
         self._context = context
         self._wait_queues: dict[tuple[str, str], dict[tuple[bool, int], WaitQueue]] = {}
         self._cleanup_ms = 0
+        self._to_unwatch: deque[Iterator[None]] = deque()  # what is left of the last cleanup
 
     def retry_topics(self, topic: str, group: str) -> list[str]:
         """The names of the retry topics that the group reads, the one in use first."""
@@ -62,10 +69,32 @@ class PopPolling:
             map(is_not, origin, wait_queue.resolved_from)
         ):
             wait_queue.resolved_from = origin
-            wait_queue.add_queues(self._queues(request, names))
-        # From now on, because the same loop iteration may store messages before it is suspended.
-        self._context.long_polling.watch(wait_queue)
+            wait_queue.to_add = self._queues(request, names)
         return wait_queue
+
+    def when_watched(
+        self,
+        wait_queue: WaitQueue,
+        at_once: Callable[[], Answer],
+        later: Callable[[], Answer],
+    ) -> Answer:
+        """Watch all queues of a wait queue; with very many queues, in several steps.
+
+        The answer is that of `at_once` if all are watched now, so that no arrival was missed since
+        the caller has looked at them. Otherwise it is that of `later`, when all are watched.
+        """
+
+        def step() -> Answer:
+            return later() if self._watch_some(wait_queue) else NextIteration(step)
+
+        return at_once() if self._watch_some(wait_queue) else NextIteration(step)
+
+    def _watch_some(self, wait_queue: WaitQueue) -> bool:
+        """Watch more queues; whether all are watched."""
+        added = list(islice(wait_queue.to_add, QUEUES_PER_STEP))
+        wait_queue.add_queues(added)
+        watched = self._context.long_polling.watch(wait_queue, QUEUES_PER_STEP)
+        return watched and len(added) < QUEUES_PER_STEP
 
     def _queues(self, request: PollRequest, names: list[str]) -> Iterator[ConsumeQueue]:
         store, topics = self._context.store, self._context.topics
@@ -77,6 +106,8 @@ class PopPolling:
             if name == request.topic and request.queue_id != ALL_QUEUES:
                 queue_ids = range(request.queue_id, request.queue_id + 1)
             for queue_id in queue_ids:
+                if topics.get(name) is not config:  # changed or deleted meanwhile
+                    break
                 queue = store.make_queue(name.encode(), queue_id)
                 if queue is not None:
                     yield queue
@@ -106,14 +137,19 @@ class PopPolling:
                 self._context.long_polling.watch(wait_queue)
 
     def tick(self, now_ms: int) -> None:
-        """Remove empty wait queues."""
-        if 0 <= now_ms - self._cleanup_ms < CLEANUP_MS:
-            return
-        self._cleanup_ms = now_ms
-        for name, wait_queues in list(self._wait_queues.items()):
-            for key, wait_queue in list(wait_queues.items()):
-                if not wait_queue.waiting:
-                    self._context.long_polling.unwatch(wait_queue)
-                    del wait_queues[key]
-            if not wait_queues:
-                del self._wait_queues[name]
+        """Remove empty wait queues; those with very many queues take several ticks."""
+        if not 0 <= now_ms - self._cleanup_ms < CLEANUP_MS:
+            self._cleanup_ms = now_ms
+            for name, wait_queues in list(self._wait_queues.items()):
+                for key, wait_queue in list(wait_queues.items()):
+                    if not wait_queue.waiting:
+                        del wait_queues[key]
+                        self._to_unwatch.append(self._context.long_polling.unwatch(wait_queue))
+                if not wait_queues:
+                    del self._wait_queues[name]
+        left = UNWATCHED_PER_TICK
+        while self._to_unwatch and left > 0:
+            done = sum(1 for _ in islice(self._to_unwatch[0], left))
+            if done < left:
+                self._to_unwatch.popleft()
+            left -= done + 1

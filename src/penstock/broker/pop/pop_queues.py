@@ -29,7 +29,7 @@ class PopQueues:
     def order(self, request: PopRequest) -> Iterator[tuple[str, int]]:
         """Topic and id of the queues that a pop reads, in order."""
         self._pops += 1
-        retries = [] if request.ordered else self._retry_queues(request)
+        retries = iter(()) if request.ordered else self._retry_queues(request, self._pops)
         by_priority = self._is_by_priority(request)
         if not by_priority:  # else a factor of 50 would skip every second queue
             self._round_robin += 1
@@ -48,20 +48,20 @@ class PopQueues:
         config = self._context.topics.get(topic)
         count = 0 if config is None else config.read_queue_nums
         if not by_priority:
-            return ((self._round_robin + step) % count for step in range(count))
+            first = self._round_robin
+            return ((first + step) % count for step in range(count))
         higher_first = self._context.settings.current.broker.pop_higher_priority_first
         return range(count - 1, -1, -1) if higher_first else range(count)
 
-    def _retry_queues(self, request: PopRequest) -> list[tuple[str, int]]:
+    def _retry_queues(self, request: PopRequest, number: int) -> Iterator[tuple[str, int]]:
         names = self._polling.retry_topics(request.topic, request.group)
-        if self._pops % 2:
+        if number % 2:
             names.reverse()
-        queues: list[tuple[str, int]] = []
         for name in names:
             config = self._context.topics.get(name)
             if config is not None:
-                queues += [(name, queue_id) for queue_id in range(config.read_queue_nums)]
-        return queues
+                for queue_id in range(config.read_queue_nums):
+                    yield name, queue_id
 
     def _are_retries_first(self) -> bool:
         self._retry_share += self._context.settings.current.broker.pop_retry_percent

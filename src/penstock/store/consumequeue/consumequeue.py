@@ -46,8 +46,10 @@ _NO_VIEW = memoryview(bytearray(1))
 """The view of a queue that has no file mapped."""
 
 renaming = threading.Lock()
-"""Held while the directory of a deleted topic is renamed and its queues are marked as deleted. A
-thread of the pool that misses a file takes it to find out whether that is the reason."""
+"""Held while the directory of a deleted topic is renamed and while its queues are marked as
+deleted. A thread of the pool that misses a file takes it to find out whether that is the reason."""
+renamed_folders: set[str] = set()
+"""Former directories of deleted topics, some of whose queues may not be marked yet."""
 
 
 class ConsumeQueue:
@@ -323,7 +325,7 @@ class ConsumeQueue:
 
         A filler counts as the entry that follows it.
         """
-        if self.deleted or not self.file_starts or self.min_offset >= self.max_offset:
+        if self._is_removed() or not self.file_starts or self.min_offset >= self.max_offset:
             return
         low = max(self.min_offset, self.file_starts[0])
         high = self.max_offset
@@ -405,14 +407,14 @@ class ConsumeQueue:
             if not self._was_renamed():  # else they are deleted with the topic
                 raise
 
-    def retire(self, folder: Path) -> None:
+    def retire(self, folder: str) -> None:
         """The topic is deleted: its files are in another folder and will be deleted.
 
         Call it under `renaming`. The queue can still be read, but not written or synced.
         """
         self.deleted = True
         self.writable = False
-        self._folder = str(folder)
+        self._folder = folder
         self._unmap_file()
 
     def resume(self, first: int, files: int, low: int, high: int) -> None:
@@ -472,7 +474,7 @@ class ConsumeQueue:
     def preallocate(self) -> None:
         """Allocate the step after the current one, in the next file if needed; for the pool."""
         self.needs_blocks = False
-        if self.deleted:
+        if self._is_removed():
             return
         start, end, following = self._mapped_from, self._mapped_to, self._allocated
         if end == 0:  # unmapped meanwhile
@@ -493,7 +495,7 @@ class ConsumeQueue:
     def prepare(self) -> None:
         """Make the first file of a queue that has no message yet; for the pool."""
         with renaming:  # so that a deletion does not miss the file
-            if not self.deleted and not self.file_starts and self.max_offset == 0:
+            if not self._is_removed() and not self.file_starts and self.max_offset == 0:
                 self.disk.make_directory(self.folder, durable=False)
                 fd = self.disk.create(self.path(0), self.file_entries * layout.ENTRY_BYTES)
                 try:
@@ -504,10 +506,14 @@ class ConsumeQueue:
     def _was_renamed(self) -> bool:
         """Whether the topic is deleted; waits if that is being tried now."""
         with renaming:
-            return self.deleted
+            return self._is_removed()
+
+    def _is_removed(self) -> bool:
+        """Whether the topic is deleted, or its directory was renamed for that already."""
+        return self.deleted or self._folder.rpartition("/")[0] in renamed_folders
 
     def _refuse_if_deleted(self) -> None:
-        if self.deleted:
+        if self._is_removed():
             raise StoreError(f"queue {self.queue_id} was deleted with its topic")
 
     def _allocate(self, fd: int, offset: int) -> int:

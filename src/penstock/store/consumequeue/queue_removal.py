@@ -5,9 +5,10 @@ after a crash replays the log. So `penstock.removed` keeps the log's end at the 
 deletion: records below it get no queue entry again, and a new topic of the same name begins at 0.
 (Apache's broker keeps no such file and brings the old messages back.)
 
-The files are deleted in two steps. The loop renames the topic's directory, which is quick and frees
-the name at once; the pool then writes `penstock.removed` and deletes. A start deletes directories
-that a crash left behind; it finds them by their name.
+The files are deleted in three steps. The loop renames the topic's directory, which is quick. Then
+it marks the queues as deleted, some at a time, because there may be very many; until all are
+marked, no queue of this name can be made. At last the pool writes `penstock.removed` and deletes
+the files. A start deletes directories that a crash left behind; it finds them by their name.
 """
 
 import threading
@@ -15,7 +16,7 @@ import threading
 import msgspec
 
 from penstock.errors import StoreError
-from penstock.store.consumequeue.consumequeue import ConsumeQueue, renaming
+from penstock.store.consumequeue.consumequeue import ConsumeQueue, renamed_folders, renaming
 from penstock.store.directory import StorePaths
 from penstock.store.disk import Disk
 
@@ -31,6 +32,7 @@ class QueueRemoval:
         self._layout = paths
         self._lock = threading.Lock()
         self._count = 0
+        self._folders: dict[bytes, str] = {}  # of topics that are being removed, after the rename
         self._stored: dict[str, int] = {}  # what the file holds
         # Replaced and never changed, so that the pool can write it while the loop adds the next.
         self.ends: dict[str, int] = read_ends(disk, paths)
@@ -39,28 +41,45 @@ class QueueRemoval:
         """Records of the topic below this log offset are ignored; 0 if it was never deleted."""
         return self.ends.get(topic.decode("utf-8", "replace"), 0)
 
-    def detach(
-        self, topic: bytes, queues: list[ConsumeQueue], *, log_begin: int, log_end: int
-    ) -> None:
-        """Free the topic's name; nothing has changed if this raises a StoreError.
+    def is_running(self, topic: bytes) -> bool:
+        """Whether the topic is being removed: some of its queues are not retired yet."""
+        return topic in self._folders
 
-        Deletions before `log_begin` are forgotten: their records can't be replayed.
-        """
-        name = topic.decode()
-        folder = self._layout.queues / name
+    def begin(self, topic: bytes, *, log_begin: int, log_end: int) -> None:
+        """Rename the topic's directory; nothing has changed if this raises a StoreError."""
+        old = folder = self._layout.queues / topic.decode()
         with renaming:
-            if any(queue.file_starts for queue in queues) or self._disk.names(folder):
-                old, folder = folder, self._layout.queues / f"{PREFIX}{self._count}"
+            if self._disk.stat(str(old)) is not None:
+                folder = self._layout.queues / f"{PREFIX}{self._count}"
                 self._count += 1
                 try:
                     self._disk.rename(old, folder)
                 except OSError as error:
                     raise StoreError(f"can't rename {old} for deletion: {error}") from error
-            if log_end > log_begin:  # without files too: delayed messages of it may be stored
-                kept = {other: end for other, end in self.ends.items() if end > log_begin}
-                self.ends = {**kept, name: log_end}
+            renamed_folders.add(str(old))
+            self._folders[topic] = str(folder)
+        self._ignore_below(topic, log_begin=log_begin, log_end=log_end)
+
+    def retire(self, topic: bytes, queues: list[ConsumeQueue]) -> None:
+        """Mark some of the topic's queues as deleted."""
+        with renaming:
             for queue in queues:
-                queue.retire(folder / str(queue.queue_id))
+                queue.retire(f"{self._folders[topic]}/{queue.queue_id}")
+
+    def end(self, topic: bytes, *, log_begin: int, log_end: int) -> None:
+        """All queues are retired: the topic's name is free."""
+        del self._folders[topic]
+        renamed_folders.discard(str(self._layout.queues / topic.decode()))
+        # Queues that were not retired yet may have got messages since `begin`.
+        self._ignore_below(topic, log_begin=log_begin, log_end=log_end)
+
+    def _ignore_below(self, topic: bytes, *, log_begin: int, log_end: int) -> None:
+        """Ignore the topic's records below `log_end`, whether it has files or not: delayed messages
+        of it may be stored. Deletions before `log_begin` are forgotten: their records can't be
+        replayed."""
+        if log_end > log_begin:
+            kept = {other: end for other, end in self.ends.items() if end > log_begin}
+            self.ends = {**kept, topic.decode(): log_end}
 
     def finish(self) -> None:
         """Write `penstock.removed`, then delete the files; waits for the disk."""

@@ -4,6 +4,7 @@ One thread adds, removes and finds. Others may call `get` and iterate over a cop
 """
 
 from array import array
+from itertools import islice
 
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.wire import octets
@@ -53,12 +54,17 @@ class QueueTable:
         else:
             self._insert(len(self.rows))
 
-    def remove(self, topic: bytes) -> list[ConsumeQueue]:
-        """Remove all queues of a topic; the cost does not depend on how many others there are."""
-        removed = self.of(topic)
-        self.topics.pop(topic, None)
+    def remove(self, topic: bytes, count_max: int) -> list[ConsumeQueue]:
+        """Remove queues of a topic; the cost does not depend on how many others there are."""
+        queues = self.topics.get(topic)
+        if queues is None:
+            return []
+        removed = list(islice(queues.values(), count_max))
         for queue in removed:
+            del queues[queue.queue_id]
             self._remove(queue)
+        if not queues:
+            del self.topics[topic]
         return removed
 
     def _grow(self, slots: int) -> None:

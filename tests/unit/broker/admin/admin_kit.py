@@ -37,15 +37,11 @@ from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.command import Command
 from penstock.rpc.persistence import Persistence
 from penstock.rpc.router import Router, refusal
+from penstock.store.consumer_offset_table import ConsumerOffsetTable
 from penstock.store.disk import Disk
 from penstock.store.put import PUT_OK
 from penstock.store.store import MessageStore
-from penstock.store.tables import (
-    ConsumerOffsetTable,
-    DelayOffsetTable,
-    SubscriptionGroupTable,
-    TopicTable,
-)
+from penstock.store.tables import DelayOffsetTable, SubscriptionGroupTable, TopicTable
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (
     ConsumerData,

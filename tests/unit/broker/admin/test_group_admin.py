@@ -8,7 +8,8 @@ import pytest
 
 from penstock.errors import BodyError
 from penstock.rpc.answers import PersistSoon, Reply
-from penstock.store.tables import ConsumerOffsetTable, SubscriptionGroupTable
+from penstock.store.consumer_offset_table import ConsumerOffsetTable
+from penstock.store.tables import SubscriptionGroupTable
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import GroupForbidden, SubscriptionGroupList
 from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.admin import statistics
+from penstock.broker.admin import large_requests, statistics
 from penstock.broker.admin.statistics import StatisticsHandlers
 from penstock.rpc.answers import InThread, Reply
 from penstock.rpc.command import Command
@@ -213,7 +213,7 @@ def test_the_queues_of_a_topic_are_collected_in_steps(env: AdminFixture, code: i
 def test_statistics_of_more_queues_than_a_frame_holds_are_refused(
     env: AdminFixture, code: int
 ) -> None:
-    wide_topic(env, statistics.QUEUES_MAX + 1)
+    wide_topic(env, large_requests.QUEUES_MAX + 1)
     answer = reply(StatisticsHandlers(env.context), code, **REQUESTS_BY_QUEUE[code])
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "100001 queues, the limit is 100000" in (answer.remark or "")

@@ -1,15 +1,16 @@
 """Administration of topics by mqadmin."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.broker.admin.large_requests import STEP_ITEMS
 from penstock.broker.long_polling import SuspendedRequest
-from penstock.errors import BodyError
+from penstock.errors import BodyError, StoreError, SystemBusy
 from penstock.rpc.answers import (
+    Answer,
     InThread,
     NextIteration,
     PersistSoon,
@@ -19,7 +20,9 @@ from penstock.rpc.answers import (
     Suspend,
 )
 from penstock.rpc.command import Command
-from penstock.store.tables import ConsumerOffsetTable, TopicTable
+from penstock.rpc.steps import STEP_ITEMS
+from penstock.store.consumer_offset_table import ConsumerOffsetTable
+from penstock.store.tables import TopicTable
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import CreateTopicListRequestBody
 from penstock.wire.bodies.client_bodies import DataVersion, TopicConfig, TopicList
@@ -233,6 +236,72 @@ def test_deleting_a_topic_deletes_config_offsets_queues_and_retry_topics(kit: To
         assert kit.topics.get(topic) is not None
         assert bodies(kit.store, topic) == [b"message"]
         assert progress.get(topic, "g", 0) == 1
+
+
+def begin_deletion(kit: TopicKit, queues: int) -> NextIteration:
+    """Delete a topic with many queues; the answer after the first step."""
+    kit.create("Orders", readQueueNums=queues, writeQueueNums=queues)
+    for queue_id in range(queues):
+        assert kit.store.make_queue(b"Orders", queue_id) is not None
+    kit.send("Orders", "old")
+    kit.offsets.commit("g", "Orders", 0, 1, NOW_MS)
+    answer = kit.router.handle(Command(DELETE, {"topic": "Orders"}, now_ms=NOW_MS))
+    assert isinstance(answer, NextIteration)
+    return answer
+
+
+def finished(answer: Answer) -> Answer:
+    while isinstance(answer, InThread | NextIteration | RegisterTopics):
+        if isinstance(answer, InThread):
+            assert answer.work is not None
+            answer = answer.then(answer.work())
+        else:
+            answer = answer.then()
+    return answer
+
+
+def test_a_topic_with_many_queues_is_deleted_in_steps(kit: TopicKit) -> None:
+    answer: Answer = begin_deletion(kit, 3 * STEP_ITEMS)
+    left = [len(kit.store.queues.of(b"Orders"))]
+    assert kit.topics.get("Orders") is None
+    while isinstance(answer, NextIteration):
+        answer = answer.then()
+        left.append(len(kit.store.queues.of(b"Orders")))
+    assert left[-1] == 0
+    assert all(before - after <= STEP_ITEMS for before, after in pairwise(left))
+    assert finished(answer) == Reply()
+    assert kit.offsets.get("g", "Orders", 0) is None
+    assert not (kit.store.paths.queues / "Orders").exists()
+
+
+def test_a_topic_can_not_be_created_while_its_queues_are_deleted(kit: TopicKit) -> None:
+    answer = begin_deletion(kit, STEP_ITEMS + 1)
+    assert kit.create("Orders").code == ResponseCode.SYSTEM_BUSY
+    with pytest.raises(SystemBusy, match="being deleted"):
+        kit.topics.writable_queue(
+            "Orders", 0, template="TBW102", template_queues=4, client=1, now_ms=NOW_MS
+        )
+    with pytest.raises(SystemBusy, match="being deleted"):
+        kit.topics.ensure("Orders", 1, 6, NOW_MS)
+    assert kit.store.make_queue(b"Orders", 0) is None
+    assert kit.ask(DELETE, {"topic": "Orders"}) == Reply()
+    assert finished(answer) == Reply()
+    assert kit.create("Orders") == Reply()
+    kit.send("Orders", "new")
+    assert bodies(kit.store, "Orders") == [b"new"]
+
+
+def test_a_message_that_is_stored_while_a_topic_is_deleted_does_not_come_back(
+    kit: TopicKit,
+) -> None:
+    answer = begin_deletion(kit, STEP_ITEMS + 101)
+    last = kit.store.queues.of(b"Orders")[-1]
+    assert not last.deleted
+    with pytest.raises(StoreError, match="was deleted"):
+        last.ready()
+    assert finished(answer) == Reply()
+    assert last.deleted
+    assert kit.store.deleted_below(b"Orders") == kit.store.log.end
 
 
 def test_deleting_a_topic_wakes_suspended_pulls(kit: TopicKit) -> None:

@@ -115,6 +115,16 @@ CODE = RequestCode
             {"compareGroup": "g", "filterGroups": "h,i", "topic": "t"},
             {"Get Group:g", "Get Group:h", "Get Group:i", "Get Topic:t"},
         ),
+        (
+            CODE.CLONE_GROUP_OFFSET,
+            {"srcGroup": "g", "destGroup": "h", "topic": "t"},
+            {"Get Group:g", "Update Group:h", "Update Topic:t"},
+        ),
+        (
+            CODE.CLONE_GROUP_OFFSET,
+            {"destGroup": "h", "topic": "t"},
+            {"Get Group:*", "Update Group:h", "Update Topic:t"},
+        ),
         (CODE.GET_ALL_TOPIC_CONFIG, {}, {"List|Get Topic:*"}),
         (CODE.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {}, {"List|Get Group:*"}),
         (CODE.GET_BROKER_CONFIG, {}, {"Get Cluster:c1"}),

@@ -1,13 +1,19 @@
 """Progress of groups: commits, resets, pull offsets, and the table's file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.store.tables import STALE_TEXTS_MAX, ConfigFile, ConsumerOffsetTable
+from penstock.store import consumer_offset_table
+from penstock.store.consumer_offset_table import (
+    QUEUES_PER_TEXT,
+    STALE_TEXTS_MAX,
+    ConsumerOffsetTable,
+)
+from penstock.store.tables import ConfigFile
 from penstock.wire import fastjson
 from penstock.wire.bodies.table_bodies import ConsumerOffsetSerializeWrapper
 from tests.unit.broker.consumers.membership_kit import NOW_MS, ConsumerFixture, change, make_fixture
@@ -91,7 +97,7 @@ def test_removed_topics_and_groups_leave_nothing(fixture: ConsumerFixture) -> No
             offsets.record_pull(group, topic, 0, 5)
     offsets.record_pull("only-pulls", "T", 0, 5)
     assert offsets.groups_of_topic("T") == ["g", "h"]
-    offsets.remove_topic("T", NOW_MS)
+    list(offsets.remove_topic("T", NOW_MS))
     assert offsets.groups_of_topic("T") == []
     assert offsets.pulled("only-pulls", "T", 0) is None
     for group in ("g", "h"):
@@ -99,7 +105,7 @@ def test_removed_topics_and_groups_leave_nothing(fixture: ConsumerFixture) -> No
         assert offsets.pulled(group, "T", 0) is None
         assert offsets.take_reset(group, "T", 0) is None
     assert offsets.topics_of_group("g") == ["U"]
-    offsets.remove_group("g", NOW_MS)
+    list(offsets.remove_group("g", NOW_MS))
     assert offsets.topics_of_group("g") == []
     assert offsets.get("g", "U", 0) is None
     assert offsets.take_reset("g", "U", 0) is None
@@ -121,13 +127,14 @@ def test_the_file_is_correct_with_any_number_of_stale_entries() -> None:
         for number in range(2 * STALE_TEXTS_MAX):
             table.commit(f"T{number}", "g", turn, number + turn, NOW_MS)
         check(table)
-    table.remove_topic("T0", NOW_MS)
-    table.remove_topic(f"T{STALE_TEXTS_MAX}", NOW_MS)
+    table.remove("T0", "g", NOW_MS)
+    table.remove(f"T{STALE_TEXTS_MAX}", "g", NOW_MS)
     check(table)
     table.commit("T0", "g", 0, 9, NOW_MS)
-    table.remove_topic("T0", NOW_MS)
+    table.remove("T0", "g", NOW_MS)
     check(table)
-    table.remove_group("g", NOW_MS)
+    for topic in table.topics_of("g"):
+        table.remove(topic, "g", NOW_MS)
     check(table)
     assert b'"offsetTable":{}' in table.snapshot()
 
@@ -139,9 +146,9 @@ def test_a_snapshot_encodes_only_stale_entries(monkeypatch: pytest.MonkeyPatch) 
     written: list[str] = []
     write = ConsumerOffsetTable._write
 
-    def count(self: ConsumerOffsetTable, key: str) -> None:
+    def count(self: ConsumerOffsetTable, key: str, number: int | None) -> None:
         written.append(key)
-        write(self, key)
+        write(self, key, number)
 
     monkeypatch.setattr(ConsumerOffsetTable, "_write", count)
     table.snapshot()
@@ -151,6 +158,63 @@ def test_a_snapshot_encodes_only_stale_entries(monkeypatch: pytest.MonkeyPatch) 
     table.snapshot()
     assert written == ["T5@g"]
     check(table)
+
+
+def test_a_commit_on_one_of_many_queues_encodes_few_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = ConsumerOffsetTable()
+    for queue_id in range(10 * QUEUES_PER_TEXT):
+        table.commit("T", "g", queue_id, 1, NOW_MS)
+    table.snapshot()
+    encoded: list[int] = []
+    encode = consumer_offset_table._numbers
+
+    def count(queues: Mapping[int, int]) -> bytes:
+        encoded.append(len(queues))
+        return encode(queues)
+
+    monkeypatch.setattr(consumer_offset_table, "_numbers", count)
+    table.commit("T", "g", 5, 7, NOW_MS)
+    table.commit("T", "g", 6, 7, NOW_MS)
+    check(table)
+    assert encoded == [QUEUES_PER_TEXT]
+
+
+def test_the_offsets_of_a_group_on_many_queues_are_written_and_read_back(
+    tmp_path: Path, fixture: ConsumerFixture
+) -> None:
+    queues = {queue_id: 3 * queue_id for queue_id in range(2 * QUEUES_PER_TEXT + 3)}
+    table = ConsumerOffsetTable()
+    for queue_id, offset in queues.items():
+        table.commit("T", "g", queue_id, offset, NOW_MS)
+        table.commit("U", "g", 0, offset, NOW_MS)
+        assert fastjson.decode(table.body(), ConsumerOffsetSerializeWrapper).offset_table == {
+            "T@g": dict(table.queues("T", "g")),
+            "U@g": {0: offset},
+        }
+    path = tmp_path / "offsets.json"
+    path.write_bytes(table.snapshot())
+    again = ConsumerOffsetTable()
+    assert again.load(ConfigFile(fixture.store.disk, path))
+    assert dict(again.queues("T", "g")) == queues
+    again.remove("T", "g", NOW_MS)
+    assert dict(again.queues("T", "g")) == {}
+    assert b"T@g" not in again.snapshot()
+
+
+def test_the_pool_writes_the_offsets_of_the_time_of_the_snapshot() -> None:
+    table = ConsumerOffsetTable()
+    for queue_id in range(2 * QUEUES_PER_TEXT):
+        table.commit("T", "g", queue_id, 1, NOW_MS)
+    expected = fastjson.encode_pretty(table.wrapper())
+    work = table.begin_snapshot()
+    assert not table.dirty
+    for queue_id in range(2 * QUEUES_PER_TEXT):
+        table.commit("T", "g", queue_id, 2, NOW_MS)
+    table.remove("T", "g", NOW_MS)
+    assert work() == expected
+    assert table.dirty
 
 
 def test_a_loaded_table_has_its_topics_and_groups(tmp_path: Path, fixture: ConsumerFixture) -> None:
@@ -173,18 +237,47 @@ names = st.text('ab@%"\\é\x00', max_size=3)
 acts = st.tuples(st.integers(0, 5), names, names, st.integers(0, 2), st.integers(0, 2**63 - 1))
 
 
+def act(
+    table: ConsumerOffsetTable, act: int, topic: str, group: str, queue_id: int, offset: int
+) -> None:
+    if act < 3:
+        table.commit(topic, group, queue_id, offset, NOW_MS)
+    elif act == 3:
+        table.remove(topic, group, NOW_MS)
+    else:
+        queues = dict.fromkeys(range(1, 2 + queue_id), offset)
+        table.merge(ConsumerOffsetSerializeWrapper(offset_table={f"{topic}@{group}": queues}))
+
+
 @given(st.lists(acts, max_size=40))
 def test_the_file_follows_any_changes(steps: list[tuple[int, str, str, int, int]]) -> None:
     table = ConsumerOffsetTable()
-    for act, topic, group, queue_id, offset in steps:
-        if act < 3:
-            table.commit(topic, group, queue_id, offset, NOW_MS)
-        elif act == 3:
-            table.remove(topic, group, NOW_MS)
-        elif act == 4:
-            table.merge(
-                ConsumerOffsetSerializeWrapper(offset_table={f"{topic}@{group}": {1: offset}})
-            )
+    for step in steps:
+        if step[0] < 5:
+            act(table, *step)
         else:
             check(table)
     check(table)
+
+
+few_names = st.sampled_from("ab")
+few_acts = st.tuples(st.integers(0, 6), few_names, few_names, st.integers(0, 5), st.integers(0, 9))
+
+
+@given(st.lists(few_acts, max_size=60))
+def test_the_file_follows_any_changes_of_entries_with_several_texts(
+    steps: list[tuple[int, str, str, int, int]],
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(consumer_offset_table, "QUEUES_PER_TEXT", 2)
+        patch.setattr(consumer_offset_table, "STALE_TEXTS_MAX", 2)
+        table = ConsumerOffsetTable()
+        for number, topic, group, queue_id, offset in steps:
+            if number < 5:
+                act(table, number, topic, group, queue_id, offset)
+            elif number == 5:
+                table.copy(topic, group, "a", NOW_MS)
+            else:
+                table.snapshot()
+            written = fastjson.decode(table.body(), ConsumerOffsetSerializeWrapper)
+            assert written.offset_table == table.wrapper().offset_table

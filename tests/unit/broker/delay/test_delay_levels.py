@@ -359,7 +359,7 @@ def test_an_offset_outside_of_the_queue_is_corrected(tmp_path: Path) -> None:
 
 def test_a_message_of_a_deleted_topic_is_dropped(env: BrokerFixture) -> None:
     send_delayed(env, 1, topic="Gone")
-    env.context.topics.delete("Gone", env.now_ms)
+    list(env.context.topics.delete("Gone", env.now_ms))
     advance(env, 1500)
     assert env.context.topics.get("Gone") is None
     assert env.context.delay.dropped == 1

@@ -176,7 +176,7 @@ def test_a_recreated_timer_topic_stops_nothing(tmp_path: Path) -> None:
     advance(env, 100)
     enqueue = env.broker.timers.enqueue
     assert enqueue.start_offset == 1
-    env.store.remove_queues(TIMER.encode())
+    list(env.store.remove_queues(TIMER.encode()))
     advance(env, 30_000)
     assert bodies(env) == [b"x", b"first"]
     env.close()

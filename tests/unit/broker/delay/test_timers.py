@@ -265,7 +265,7 @@ def test_messages_wait_while_the_store_refuses_writes(env: BrokerFixture) -> Non
 
 def test_a_message_of_a_deleted_topic_is_dropped(env: BrokerFixture) -> None:
     send(env, 1000, topic="Gone")
-    env.context.topics.delete("Gone", env.now_ms)
+    list(env.context.topics.delete("Gone", env.now_ms))
     advance(env, 1500)
     assert env.context.topics.get("Gone") is None
     assert env.broker.timers.metrics.dropped == 1
@@ -278,7 +278,7 @@ def test_rolling_does_not_revive_a_deleted_topic(tmp_path: Path) -> None:
     env = open_broker(tmp_path, timer_roll_slots=600)
     send(env, HOUR_MS, topic="Gone")
     advance(env, 2000)
-    env.context.topics.delete("Gone", env.now_ms)
+    list(env.context.topics.delete("Gone", env.now_ms))
     advance_in_steps(env, 2 * HOUR_MS, 60_000)
     assert env.context.topics.get("Gone") is None
     assert env.broker.timers.metrics.dropped == 1

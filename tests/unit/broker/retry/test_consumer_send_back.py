@@ -241,7 +241,7 @@ def test_statistics_count_messages_sent_back(env: BrokerFixture) -> None:
     minute = fastjson.decode(reply.body, BrokerStatsData).stats_minute
     assert minute is not None
     assert minute.sum == 2
-    env.context.stats.forget_group("G")
+    list(env.context.stats.forget_group("G"))
     assert env.ask(RequestCode.VIEW_BROKER_STATS_DATA, ext).code != 0
 
 

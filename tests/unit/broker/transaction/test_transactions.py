@@ -298,7 +298,7 @@ def test_an_old_half_message_is_read_in_the_thread_pool(
 
 def test_a_half_message_of_a_deleted_topic_is_discarded(env: TransactionFixture) -> None:
     sent = env.half(b"x")
-    env.context.topics.delete("T", env.now_ms)
+    list(env.context.topics.delete("T", env.now_ms))
     answer = env.end(sent)
     assert answer.code == 17
     assert DISCARDED in (answer.remark or "")

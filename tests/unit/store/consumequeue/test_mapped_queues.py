@@ -234,7 +234,7 @@ def test_a_preallocated_file_is_used(make: Make, disk: WatchedDisk) -> None:
 
 def test_the_queue_of_a_deleted_topic_is_not_preallocated(make: Make, tmp_path: Path) -> None:
     queue = make()
-    queue.retire(tmp_path / "gone")
+    queue.retire(str(tmp_path / "gone"))
     queue.prepare()
     assert not (tmp_path / "gone").exists()
 
@@ -433,7 +433,7 @@ def test_a_topic_is_deleted_while_its_queues_are_unmapped(stores: StoreFixture) 
     store = stores.open(queues_mapped_max=1)
     put(store, record(b"a"), record(b"b", queue_id=1), record(b"c", topic="u"))
     flush(store)
-    store.remove_queues(b"t")
+    list(store.remove_queues(b"t"))
     store.finish_removal()
     assert os.listdir(store.paths.queues) == ["u"]
     put(store, record(b"new"))
@@ -448,7 +448,7 @@ def test_a_deleted_topic_with_preallocated_queues_leaves_no_files(stores: StoreF
     store.disk.close()  # waits for submitted work
     assert len(list(store.paths.queues.rglob("0000*"))) == 3
     assert store.max_offset("t", 2) == 0
-    store.remove_queues(b"t")
+    list(store.remove_queues(b"t"))
     store.finish_removal()
     assert os.listdir(store.paths.queues) == []
 

@@ -45,7 +45,7 @@ def numbered(life: str, count: int) -> list[str]:
 
 
 def remove(store: MessageStore, topic: str = "t") -> None:
-    store.remove_queues(topic.encode())
+    list(store.remove_queues(topic.encode()))
     store.finish_removal()
 
 
@@ -61,7 +61,7 @@ def test_a_removed_topic_has_no_queues_and_no_files(stores: StoreFixture) -> Non
     send(store, "t", *numbered("old", 20))
     send(store, "t", "other queue", queue_id=3)
     send(store, "u", "stays")
-    removed = store.remove_queues(b"t")
+    removed = list(store.remove_queues(b"t"))
     assert sorted(queue.queue_id for queue in removed) == [0, 3]
     assert store.queue("t", 0) is None
     assert store.max_offset("t", 0) == 0
@@ -73,7 +73,7 @@ def test_a_removed_topic_has_no_queues_and_no_files(stores: StoreFixture) -> Non
 def test_a_recreated_topic_starts_at_0_while_old_files_are_deleted(stores: StoreFixture) -> None:
     store = stores.open()
     send(store, "t", *numbered("old", 20))
-    store.remove_queues(b"t")
+    list(store.remove_queues(b"t"))
     send(store, "t", *numbered("new", 11))
     store.finish_removal()
     assert seen(store) == numbered("new", 11)
@@ -96,8 +96,8 @@ def test_other_queues_are_found_after_a_removal(stores: StoreFixture) -> None:
 def test_removing_a_topic_without_messages_or_queues_does_nothing(stores: StoreFixture) -> None:
     store = stores.open()
     store.make_queue(b"t", 0)
-    assert len(store.remove_queues(b"t")) == 1
-    assert store.remove_queues(b"t") == []
+    assert len(list(store.remove_queues(b"t"))) == 1
+    assert list(store.remove_queues(b"t")) == []
     store.finish_removal()
     assert read_ends(store.disk, store.paths) == {}
 
@@ -107,7 +107,7 @@ def test_a_removed_queue_can_still_be_used_safely(stores: StoreFixture) -> None:
     send(store, "t", *numbered("old", 20))
     queue = store.queue("t", 0)
     assert queue is not None
-    store.remove_queues(b"t")
+    list(store.remove_queues(b"t"))
     assert queue.deleted
     assert not queue.writable
     assert len(queue.read(0, 8) or b"") == 160  # not deleted yet
@@ -136,7 +136,7 @@ class RemovingDisk(Disk):
     def sync_file(self, path: Path) -> None:
         store, self.store = self.store, None
         if store is not None:
-            store.remove_queues(b"t")
+            list(store.remove_queues(b"t"))
             store.finish_removal()
         super().sync_file(path)
 
@@ -204,7 +204,7 @@ def test_a_flush_waits_for_the_outcome_of_a_removal(stores: StoreFixture) -> Non
     store = stores.open(RacingFlush())
     send(store, "t", *numbered("old", 20))
     store.tick(NOW_MS + 60_000)
-    store.remove_queues(b"t")
+    list(store.remove_queues(b"t"))
     store.maintenance.finish()
     assert store.refusal is None
 
@@ -214,7 +214,7 @@ def test_retention_waits_for_the_outcome_of_a_removal(stores: StoreFixture) -> N
     for n in range(60):
         send(store, "t", f"old{n}")
     store.expire(1)
-    store.remove_queues(b"t")
+    list(store.remove_queues(b"t"))
     store.maintenance.finish()
     assert store.refusal is None
 
@@ -235,7 +235,7 @@ def test_writes_continue_while_topics_are_created_and_deleted(stores: StoreFixtu
         store.tick(NOW_MS + n * 1000)
         if n % 5 == 4:
             store.expire(1)
-        store.remove_queues(b"t%d" % n)
+        list(store.remove_queues(b"t%d" % n))
         store.disk.submit(store.finish_removal)
         assert store.refusal is None
     store.maintenance.finish()
@@ -255,7 +255,7 @@ def test_a_directory_that_can_not_be_renamed_stays_complete(stores: StoreFixture
     store = stores.open(Stuck())
     send(store, "t", *numbered("old", 20))
     with pytest.raises(StoreError, match="can't rename"):
-        store.remove_queues(b"t")
+        list(store.remove_queues(b"t"))
     send(store, "t", "more")
     assert seen(store) == [*numbered("old", 20), "more"]
 
@@ -339,7 +339,7 @@ def test_a_partly_deleted_directory_is_deleted_at_the_next_start(stores: StoreFi
     store = stores.open()
     send(store, "t", *numbered("old", 20))
     flush(store)
-    store.remove_queues(b"t")
+    list(store.remove_queues(b"t"))
     assert folders(store) == [".removed-0"]
     stores.crash(store)
     store = stores.open()
@@ -466,7 +466,7 @@ def test_a_power_cut_around_a_removal_leaves_the_old_or_the_new_topic(
     disk.cut_after(rng.choice((None, rng.randrange(0, 60))))
     removed = flushed = False
     try:
-        store.remove_queues(b"t")
+        list(store.remove_queues(b"t"))
         if rng.random() < 0.7:
             store.finish_removal()
             removed = True

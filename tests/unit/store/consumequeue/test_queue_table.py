@@ -48,10 +48,10 @@ def test_queues_are_found_while_topics_are_created_and_deleted(seed: int) -> Non
         else:
             mine = {name: queue for name, queue in model.items() if name[0] == topic}
             assert {id(queue) for queue in table.of(topic)} == {id(q) for q in mine.values()}
-            assert {id(queue) for queue in table.remove(topic)} == {id(q) for q in mine.values()}
-            gone |= mine
-            for name in mine:
-                del model[name]
+            removed = table.remove(topic, rng.randrange(1, 25))
+            assert all(model[topic, queue.queue_id] is queue for queue in removed)
+            for queue in removed:
+                gone[topic, queue.queue_id] = model.pop((topic, queue.queue_id))
         check(table, model, gone)
 
 
@@ -60,14 +60,14 @@ def test_removing_a_queue_moves_only_the_last_row() -> None:
     queues = [made(b"topic-%d" % n, 0) for n in range(50)]
     for queue in queues:
         table.add(queue)
-    assert table.remove(b"topic-7") == [queues[7]]
+    assert table.remove(b"topic-7", 9) == [queues[7]]
     assert table.rows == [*queues[:7], queues[49], *queues[8:49]]
-    assert table.remove(b"topic-48") == [queues[48]]
+    assert table.remove(b"topic-48", 9) == [queues[48]]
     assert table.rows == [*queues[:7], queues[49], *queues[8:48]]
 
 
 def test_a_topic_without_queues_has_none() -> None:
     table = QueueTable()
     table.add(made(b"a", 0))
-    assert table.of(b"b") == table.remove(b"b") == []
+    assert table.of(b"b") == table.remove(b"b", 9) == []
     assert len(table.rows) == 1

@@ -1,0 +1,176 @@
+"""POP of topics with more queues than one step looks at."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.pop import pop_message, pop_notification, pop_polling
+from penstock.errors import TopicNotExist
+from penstock.rpc.answers import Answer, NextIteration, Reply, Suspend
+from penstock.rpc.command import Command
+from penstock.wire.codes import RequestCode
+from penstock.wire.message import decode_messages
+from tests.unit.broker.broker_kit import BrokerFixture, bodies, broker_fixture
+from tests.unit.broker.pop.pop_kit import PopClient, advance
+
+STEP = 3
+QUEUES = 10
+
+
+@pytest.fixture
+def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerFixture]:
+    for module in (pop_message, pop_notification, pop_polling):
+        monkeypatch.setattr(module, "QUEUES_PER_STEP", STEP)
+    with broker_fixture(tmp_path / "store") as made:
+        create(made)
+        yield made
+
+
+def create(env: BrokerFixture) -> None:
+    ext = {"topic": "T", "readQueueNums": str(QUEUES), "writeQueueNums": str(QUEUES), "perm": "6"}
+    assert env.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, ext).code == 0
+
+
+def begin(env: BrokerFixture, code: int = RequestCode.POP_MESSAGE, **ext: str) -> Answer:
+    """The answer of a pop or notification after its first step."""
+    fields = {
+        "consumerGroup": "G",
+        "topic": "T",
+        "queueId": "-1",
+        "maxMsgNums": "32",
+        "invisibleTime": "10000",
+        "pollTime": "15000",
+        "bornTime": str(env.now_ms),
+        "initMode": "1",
+        "order": "false",
+    }
+    return env.broker.handle(Command(code, fields | ext, now_ms=env.now_ms, client=1))
+
+
+def run(answer: Answer, steps: int) -> Answer:
+    for _ in range(steps):
+        if isinstance(answer, NextIteration):
+            answer = answer.then()
+    return answer
+
+
+def finish(env: BrokerFixture, answer: Answer) -> Answer:
+    answer = env.finish(answer)
+    if isinstance(answer, Suspend):
+        env.context.long_polling.add(1, 9, answer)
+    return answer
+
+
+def test_a_pop_looks_at_few_queues_in_each_step(
+    env: BrokerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    store_queue = env.store.queue
+
+    def count(topic: str, queue_id: int) -> object:
+        looked.append(queue_id)
+        return store_queue(topic, queue_id)
+
+    monkeypatch.setattr(env.store, "queue", count)
+    answer = begin(env)
+    per_step = [len(looked)]
+    while isinstance(answer, NextIteration):
+        answer = answer.then()
+        per_step.append(len(looked) - sum(per_step))
+    assert isinstance(answer, Suspend)
+    assert set(looked) == set(range(QUEUES))
+    assert max(per_step) <= 3 * STEP  # its offset needs two more lookups of the queue
+
+
+@pytest.mark.parametrize("code", [RequestCode.POP_MESSAGE, RequestCode.NOTIFICATION])
+@pytest.mark.parametrize("queue_id", [0, 1, 2, 3, 8, 9])
+@pytest.mark.parametrize("steps", range(12))
+def test_a_message_between_the_steps_is_not_missed(
+    env: BrokerFixture, code: int, queue_id: int, steps: int
+) -> None:
+    answer = run(begin(env, code), steps)
+    if isinstance(answer, Suspend):
+        env.context.long_polling.add(1, 9, answer)
+    env.send(queue_id=queue_id, body=b"a")
+    env.store.publish()
+    if not isinstance(answer, Suspend):
+        answer = finish(env, answer)
+    if isinstance(answer, Suspend):
+        (answer,) = env.woken
+    assert isinstance(answer, Reply)
+    if code == RequestCode.POP_MESSAGE:
+        assert bodies(answer) == [b"a"]
+    else:
+        assert (answer.ext or {})["hasMsg"] == "true"
+
+
+def test_all_messages_of_many_queues_are_delivered_once(env: BrokerFixture) -> None:
+    client = PopClient(env)
+    for queue_id in range(QUEUES):
+        env.send(queue_id=queue_id, body=b"%d" % queue_id)
+    env.store.publish()
+    found = []
+    while popped := client.pop():
+        found += [one.body for one in popped]
+    assert sorted(found) == [b"%d" % queue_id for queue_id in range(QUEUES)]
+
+
+def test_a_pop_that_has_not_looked_at_all_queues_wakes_the_next(env: BrokerFixture) -> None:
+    for _ in range(3):
+        finish(env, begin(env))
+    env.many(b"".join(env.send_frame(queue_id=q, body=b"%d" % q) for q in (0, 4, 8)))
+    assert sorted(body for reply in env.woken for body in bodies(reply)) == [b"0", b"4", b"8"]
+
+
+def test_without_polling_time_a_pop_watches_no_queue(env: BrokerFixture) -> None:
+    answer = finish(env, begin(env, pollTime="0"))
+    assert isinstance(answer, Reply)
+    assert answer.code == 210
+    assert env.store.queue("T", QUEUES - 1) is None or env.context.long_polling._by_queue == {}
+
+
+@pytest.mark.parametrize("steps", [0, 2, 5])
+def test_a_topic_that_is_deleted_between_the_steps_ends_the_pop(
+    env: BrokerFixture, steps: int
+) -> None:
+    answer = run(begin(env), steps)
+    assert isinstance(answer, NextIteration)
+    assert env.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
+    with pytest.raises(TopicNotExist):
+        env.finish(answer)
+    assert env.context.offsets.groups_of_topic("T") == []
+    assert env.store.queues.of(b"T") == []
+
+
+def test_a_changed_topic_is_searched_again(env: BrokerFixture) -> None:
+    answer = run(begin(env), 5)
+    assert isinstance(answer, NextIteration)
+    assert env.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
+    create(env)
+    env.send(queue_id=0, body=b"new")
+    env.store.publish()
+    assert bodies(env.finish(answer)) == [b"new"]
+
+
+def test_a_peek_looks_at_all_queues(env: BrokerFixture) -> None:
+    for queue_id in (1, 5, 9):
+        env.send(queue_id=queue_id, body=b"%d" % queue_id)
+    env.store.publish()
+    for _ in range(2 * pop_notification.RETRY_EVERY):
+        answer = env.finish(begin(env, RequestCode.PEEK_MESSAGE))
+        assert isinstance(answer, Reply)
+        found = sorted(message.body for message in decode_messages(answer.body))
+        assert (found, (answer.ext or {})["restNum"]) == ([b"1", b"5", b"9"], "3")
+
+
+def test_wait_queues_of_many_queues_are_removed_in_several_ticks(
+    env: BrokerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pop_polling, "UNWATCHED_PER_TICK", 4)
+    finish(env, begin(env, pollTime="1000"))
+    assert len(env.context.long_polling._by_queue) == QUEUES
+    advance(env, pop_polling.CLEANUP_MS + 2000)
+    for _ in range(QUEUES):
+        env.tick(1000)
+    assert env.context.long_polling._by_queue == {}
