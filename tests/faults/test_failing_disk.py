@@ -243,6 +243,51 @@ def test_a_roll_without_space_is_tried_again(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("count", [1, 20, 90])
+def test_a_store_whose_process_was_killed_on_a_full_disk_opens_again(
+    tmp_path: Path, count: int, checkpoint: bool
+) -> None:
+    store, disk, model = fresh(tmp_path / "s")
+    for n in range(count):
+        put_ok(store, model, [Message("t", n % 3, BODY, keys=(f"k{n}", f"l{n}"))], START_MS)
+    if checkpoint:
+        flush(store)
+        store.tick(START_MS + 5_000)
+    disk.space_left = 0
+    more = [Message("t", 0, BODY, keys=("m", "n"))]
+    while store.writer.refusal is None:
+        if put(store, more, START_MS) == PUT_OK:
+            model.put(more, START_MS)
+    flush(store)
+    verify(store, model)
+    abandon(store)
+    for _ in range(2):
+        store = open_store(disk.root, small_config(sync_flush=True), disk)
+        verify(store, model)
+        assert put(store, more, START_MS) == REFUSED
+        assert isinstance(store.refusal, DiskFull)
+        abandon(store)
+    store = open_store(disk.root, small_config(sync_flush=True), disk)
+    resumed(store, disk, model, more)
+
+
+def test_a_store_that_needs_space_to_open_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    disk = FullDisk(tmp_path / "s")
+    store, model = open_store(disk.root, small_config(sync_flush=True), disk), Model()
+    put_ok(store, model, [Message("t", 0, b"x", keys=("k",))], START_MS)
+    flush(store)
+    abandon(store)
+    disk.full = True
+    with pytest.raises(DiskFull, match="can't be opened: the disk is full") as caught:
+        open_store(disk.root, small_config(sync_flush=True), disk)
+    assert caught.value.hint == "free disk space and start again; no stored message is lost"
+    disk.full = False
+    store = open_store(disk.root, small_config(sync_flush=True), disk)
+    verify(store, model)
+    store.close()
+
+
 def test_a_failed_sync_outside_of_the_flusher_stops_writes_too(tmp_path: Path) -> None:
     store, disk, model = fresh(tmp_path / "s", sync_flush=False)
     put_ok(store, model, [Message("t", 0, b"x")], START_MS)

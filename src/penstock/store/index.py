@@ -13,6 +13,7 @@ end where a folio ends.
 from datetime import datetime
 from pathlib import Path
 
+from penstock.errors import DiskFull
 from penstock.store.disk import Disk, folio_end
 from penstock.store.segment import is_number
 from penstock.wire import layout, octets
@@ -96,7 +97,7 @@ class IndexFile:
         """Make sure that the next entries need nothing from the disk."""
         number = octets.get_i32(self.view, layout.INDEX_NEXT_NUMBER_AT)
         if number + _KEYS_AHEAD > self.allocated and self.allocated < self.entries:
-            self._allocate(number)
+            self._allocate(number, _KEYS_AHEAD)
         elif number >= self._preallocate_at:
             self._preallocate_at = _NEVER
             self.needs_blocks = True
@@ -105,20 +106,20 @@ class IndexFile:
         """Allocate the blocks of the next `count` entries, as far as they fit."""
         number = self.next_number()
         while self.allocated < min(number + count, self.entries):
-            self._allocate(max(number, self.allocated))
+            self._allocate(max(number, self.allocated), _KEYS_AHEAD)
 
     def preallocate(self) -> None:
         """Allocate the step after the current one; for the pool."""
         self._preallocate_at = self.allocated
         if self.allocated < self.entries:
-            self._allocate(self.allocated)
+            self._allocate(self.allocated, _KEYS_AHEAD)
 
     def put(self, key_hash: int, physical_offset: int, store_ms: int) -> None:
         """Add an entry to a file that is not full. Raises DiskFull before anything changes."""
         view = self.view
         number = octets.get_i32(view, layout.INDEX_NEXT_NUMBER_AT)
         if number >= self.allocated:
-            self._allocate(number)
+            self._allocate(number, 1)
         if number == 1:
             octets.put_i64(view, layout.INDEX_BEGIN_MS_AT, store_ms)
             octets.put_i64(view, layout.INDEX_BEGIN_OFFSET_AT, physical_offset)
@@ -262,12 +263,22 @@ class IndexFile:
         """Make it durable; may wait for the disk."""
         self.disk.sync_file(self.path)
 
-    def _allocate(self, number: int) -> None:
-        """Allocate a step from entry `number` on, with space for the keys of one message."""
+    def _allocate(self, number: int, count: int) -> None:
+        """Allocate a step from entry `number` on; on a full disk only `count` entries.
+
+        So a recovery needs no more blocks than the file had before, whatever its steps were.
+        """
         at = self.entries_at + number * layout.INDEX_ENTRY_BYTES
-        least = at + KEYS_AHEAD * layout.INDEX_ENTRY_BYTES + ALLOCATE_BYTES
-        allocated_to = self._allocation_end(least)
-        self.disk.allocate_in(self.path, at, allocated_to - at)
+        least = self._allocation_end(at + count * layout.INDEX_ENTRY_BYTES)
+        step_bytes = KEYS_AHEAD * layout.INDEX_ENTRY_BYTES + ALLOCATE_BYTES
+        allocated_to = self._allocation_end(at + step_bytes)
+        try:
+            self.disk.allocate_in(self.path, at, allocated_to - at)
+        except DiskFull:
+            if least == allocated_to:
+                raise
+            allocated_to = least
+            self.disk.allocate_in(self.path, at, allocated_to - at)
         end = self.allocated = (allocated_to - self.entries_at) // layout.INDEX_ENTRY_BYTES
         if self._preallocate_at == 0:
             self._preallocate_at = (number + end) // 2

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.config import StoreConfig
-from penstock.errors import NotWriteable, WriteStopped
+from penstock.errors import DiskFull, NotWriteable, WriteStopped
 from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue.consumequeue import ConsumeQueue, sync_all
 from penstock.store.consumequeue.mapped_queues import mapped_max
@@ -29,7 +29,7 @@ from penstock.store.directory import (
     stored_config,
     write_sizes,
 )
-from penstock.store.disk import STAT_BLOCK_BYTES, Disk
+from penstock.store.disk import STAT_BLOCK_BYTES, Disk, is_full
 from penstock.store.flusher import Flusher
 from penstock.store.get import COLD, FOUND, MESSAGE_WAS_REMOVING, NO_MATCHED_LOGIC_QUEUE, Reader
 from penstock.store.lookup import Lookup
@@ -91,9 +91,12 @@ class MessageStore:
         self._lock = StoreLock(self.paths, self.disk.file_mode)
         try:
             self._open(now_ms, progress)
-        except BaseException:
+        except BaseException as error:
             self.disk.close()
             self._lock.release()
+            no_space = self._no_space(error)
+            if no_space is not None:
+                raise no_space from error
             raise
 
     # --- opening and closing
@@ -144,6 +147,22 @@ class MessageStore:
             recovery.mapped_queues,
             checkpoint=recovery.checkpoint,
             now_ms=now_ms,
+        )
+
+    def _no_space(self, error: BaseException) -> DiskFull | None:
+        """What to report if the store can't be opened for lack of space; None: the error itself.
+
+        The next start repeats what recovery has done so far.
+        """
+        if isinstance(error, OSError) and is_full(error):
+            why = "the disk is full"
+        elif isinstance(error, DiskFull) and error.hint == DiskFull.hint:
+            why = error.message
+        else:
+            return None
+        return DiskFull(
+            f"{self.paths.root} can't be opened: {why}",
+            hint="free disk space and start again; no stored message is lost",
         )
 
     def _begin_writing(self) -> None:

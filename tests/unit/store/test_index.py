@@ -10,9 +10,9 @@ import pytest
 
 from penstock.errors import DiskFull
 from penstock.store.disk import FOLIO_BYTES_MAX
-from penstock.store.index import Index, IndexFile, file_name, index_file_bytes
+from penstock.store.index import KEYS_AHEAD, Index, IndexFile, file_name, index_file_bytes
 from penstock.store.lookup import key_hash
-from penstock.wire.layout import INDEX_ENTRY_BYTES, INDEX_PREVIOUS_AT
+from penstock.wire.layout import INDEX_ENTRY_BYTES, INDEX_NEXT_NUMBER_AT, INDEX_PREVIOUS_AT
 from penstock.wire.record import java_hash
 from tests.compat import golden
 from tests.unit.store.conftest import EVER_MS, NOW_MS, WatchedDisk
@@ -268,3 +268,39 @@ def test_a_search_survives_the_deletion_of_a_file(index: Index) -> None:
         index.files[0].path
     )  # as the thread pool does before or after it removes the file from the list
     assert index.find(1, 0, EVER_MS, 64)[0] == 49
+
+
+class SmallDisk(WatchedDisk):
+    """A disk that is full up to one position of each file."""
+
+    end = 1 << 40
+
+    def allocate(self, fd: int, at: int, length: int, path: Path) -> None:
+        if at + length > self.end:
+            raise DiskFull(f"no space for {length} bytes of {path}")
+        super().allocate(fd, at, length, path)
+
+
+def test_a_full_disk_costs_no_entry_that_has_its_blocks(tmp_path: Path) -> None:
+    """Recovery fills a file again in other steps than those in which it was allocated."""
+    disk, path = SmallDisk(), tmp_path / file_name(NOW_MS)
+    entries_at = IndexFile(disk, path, SLOTS, 400_000, new=True).entries_at
+    disk.end = FOLIO_BYTES_MAX
+    last = (FOLIO_BYTES_MAX - entries_at) // INDEX_ENTRY_BYTES - 1
+
+    def opened_at(number: int) -> IndexFile:
+        with path.open("r+b") as header:
+            header.seek(INDEX_NEXT_NUMBER_AT)
+            header.write(number.to_bytes(4, "big"))
+        return IndexFile(disk, path, SLOTS, 400_000, new=False)
+
+    for number in (1, last // 2, last - KEYS_AHEAD, last):
+        file = opened_at(number)
+        if number <= last - KEYS_AHEAD:
+            file.ready()
+        file.put(7, 1000 + number, NOW_MS)
+    file = opened_at(last + 1)
+    for attempt in (file.ready, lambda: file.put(7, 1001 + last, NOW_MS)):
+        with pytest.raises(DiskFull):
+            attempt()
+    assert file.next_number() == last + 1

@@ -24,11 +24,13 @@ If queues contradict the log (damaged or missing files), the whole log is walked
 Records of topics that were deleted since (`consumequeue.queue_removal`) get no entries.
 """
 
+import logging
+
 from penstock.config import StoreConfig
 from penstock.store.consumequeue import queue_files
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.directory import StorePaths, mark_open, opened_here
-from penstock.store.disk import Disk
+from penstock.store.disk import Disk, is_full
 from penstock.store.put import StoreWriter
 from penstock.store.recovery.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from penstock.store.recovery.damage import DAMAGED, DamageJudge, LostMessage, part_of
@@ -46,6 +48,8 @@ from penstock.store.recovery.snapshot import (
 )
 from penstock.store.recovery_report import DamagedRange, ReplayDamage, Report
 from penstock.wire.record import NOTHING, RECORD, StoredRecord
+
+log = logging.getLogger(__name__)
 
 STEP_BYTES = 64 * 1024 * 1024
 """How much of the log is walked between two reports of progress."""
@@ -456,7 +460,13 @@ class Recovery(OpenedFiles):
             if segment.start + segment.size > self.report.replayed_from:
                 self.disk.sync(segment.fd)
         if end > self.checkpoint.confirm_offset:
-            self._write_confirmed(end)
+            try:
+                self._write_confirmed(end)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                # The older one stays valid: the next recovery reads more of the log.
+                log.warning("no space to write %s: trying again", self.paths.checkpoint)
 
     def _write_confirmed(self, offset: int) -> None:
         self.checkpoint = self.checkpoint._replace(confirm_offset=offset)
