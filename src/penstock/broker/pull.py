@@ -279,19 +279,22 @@ class PullHandler:
         )
 
     def _write(self, pull: Pull, request: Request, output: Output) -> bool:
-        """Write the found messages as a response; False if they must be read from disk."""
+        """Write the found messages as a response; False if they must be read in the pool.
+
+        So must damaged ones, which are left out: the length of the body is written before it.
+        """
         reader = self._reader
-        before = output.length
+        before, total = output.length, reader.total
         output.begin(request.encoding, ResponseCode.SUCCESS, request.opaque)
         output.field_plain(b"suggestWhichBrokerId", b"0")
         output.field_number(b"nextBeginOffset", reader.next_offset)
         output.field_number(b"minOffset", reader.min_offset)
         output.field_number(b"maxOffset", reader.max_offset)
-        output.end(reader.total)
-        if not reader.copy_to(output):
+        output.end(total)
+        if not reader.copy_to(output) or reader.total != total:
             output.length = before
             return False
-        self._count(pull, reader.count, reader.total, output.view, output.length - reader.total)
+        self._count(pull, reader.count, total, output.view, output.length - total)
         return True
 
     def _without_messages(self, pull: Pull, status: int, deadline_ms: int) -> Answer:

@@ -235,6 +235,22 @@ def test_old_messages_are_read_in_the_thread_pool(tmp_path: Path) -> None:
         assert offsets(answer) == (FOUND, 13, 0, 50)
 
 
+@pytest.mark.parametrize("left", [[0, 1, 3], []], ids=["one", "all"])
+def test_damaged_messages_are_left_out_of_a_response(tmp_path: Path, left: list[int]) -> None:
+    with broker_fixture(tmp_path / "store") as env:
+        for number in range(5):
+            env.send(body=bytes([number]) * 50)
+        path = env.store.paths.log / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    for number in set(range(4)) - set(left):  # the last one is checked at the start
+        data[data.index(bytes([number]) * 50)] ^= 128
+    path.write_bytes(data)
+    with broker_fixture(tmp_path / "store") as env:
+        answer = env.pull(0, maxMsgNums=4)
+        assert offsets(answer) == (FOUND if left else AGAIN, 4, 0, 5)
+        assert not left or [body[0] for body in bodies(answer)] == left
+
+
 def test_progress_and_topics_survive_a_restart(tmp_path: Path) -> None:
     with broker_fixture(tmp_path / "store") as env:
         env.send()

@@ -171,7 +171,8 @@ class Revive:
             if data is None:
                 self.lost += 1
                 log.warning(
-                    "can't revive message %d of queue %d of %s for group %s: it was deleted",
+                    "can't revive message %d of queue %d of %s for group %s: "
+                    "it was deleted or is damaged",
                     offset,
                     checkpoint.key.queue_id,
                     checkpoint.key.topic,
@@ -268,7 +269,7 @@ def _read(
         if status == FOUND and reader.next_offset == offset + 1:
             output = Output(reader.total + 1)
             if reader.copy_to(output, wait):
-                data = output.take()
+                data = output.take() or None  # it is damaged
             elif not wait:
                 return None
         batch.records.append((offset, data))
