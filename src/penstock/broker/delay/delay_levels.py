@@ -9,9 +9,9 @@ queue is in the order of delivery. Its entries hold the delivery time in place o
 
 The event loop never waits for the disk. `tick` delivers a bounded number of messages; `due` says
 when to call it again. The offset of a level is saved only when the delivered messages are on the
-disk: after a crash some are delivered twice, but none is lost. Their flush is demanded every
-SAVE_MS, and the offsets are saved with the next tick, so that a broker that crashes again and again
-repeats only what it delivered in the last second.
+disk: after a power failure some are delivered twice, but none is lost. Their flush is demanded
+every SAVE_MS, and the offsets are saved with the next tick. If only the process dies,
+`delivered_offsets` tells what was delivered, also if it dies again and again after each start.
 """
 
 import logging
@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
+from penstock.broker.delay.delivered_offsets import DeliveredOffsets
 from penstock.broker.rewrite import MessageRewriter
 from penstock.config import delays_ms
 from penstock.errors import MessageIllegal, PenstockError
@@ -133,6 +134,8 @@ class Delay:
         self.levels: dict[int, DelayLevel] = {}  # by queue id
         self.dropped = 0
         self.late_ms = 0  # of the last delivered message
+        self._note = DeliveredOffsets(store)
+        self._noted = self._note.load()  # by level
         self._round_robin = 0
         self._refused = False
         self._demanded_ms = self._saved_ms = 0
@@ -176,6 +179,7 @@ class Delay:
             level.due_ms = now_ms  # in case the limits of this tick are reached first
             if messages > 0 and space > 0:
                 messages, space = self._deliver_level(level, now_ms, messages, space)
+        self._note_delivered()
         self._save_progress(now_ms)
 
     def finish(self, now_ms: int) -> None:
@@ -204,17 +208,27 @@ class Delay:
         ]
 
     def _start_offset(self, queue: ConsumeQueue) -> int:
-        """The saved offset of a level, limited to what its queue holds."""
-        wanted = self.table.get(queue.queue_id + 1)
+        """The saved or noted offset of a level, limited to what its queue holds."""
+        level = queue.queue_id + 1
+        wanted = max(self.table.get(level), self._noted.get(level, 0))
         offset = min(max(wanted, queue.min_offset), queue.max_offset)
         if offset != wanted and wanted > 0:
             log.warning(
                 "delay level %d continues at offset %d: its queue does not hold offset %d",
-                queue.queue_id + 1,
+                level,
                 offset,
                 wanted,
             )
         return offset
+
+    def _note_delivered(self) -> None:
+        offsets = {level.number: level.offset for level in self.levels.values()}
+        if offsets == self._noted:
+            return
+        self._store.writer.publish()  # the note must not be ahead of the log
+        if self._store.log.written == self._store.log.end:
+            self._note.write(offsets)
+            self._noted = offsets
 
     def _save_progress(self, now_ms: int) -> None:
         flushed = self._store.flusher.flushed()

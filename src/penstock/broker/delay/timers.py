@@ -73,6 +73,11 @@ READ_RETRY_MS: Final = 1000
 """Pause after a read of the timer log failed."""
 POLL_MS: Final = 5
 """Interval of ticks while messages are due."""
+FIRST_SAVE_MS: Final = 50
+"""Interval at which progress is first saved after a start, then doubled up to timer_flush_ms: a
+broker that has crashed may crash again soon, and should not repeat the same messages."""
+FLUSH_POLL_MS: Final = 20
+"""Interval at which a flush is polled whose end allows to save the progress."""
 IDLE_SAVE_MS: Final = 60_000
 """Interval at which progress is saved while nothing is due."""
 EARLY_WRITE_BYTES: Final = 1024 * 1024
@@ -118,7 +123,8 @@ class Timers:
         self._damage: StoreDamaged | None = None
         self._delivered_count = 0
         self._writing: Future[None] | None = None
-        self._written_ms = 0
+        self._written_ms = now_ms - FIRST_SAVE_MS
+        self._period_ms = FIRST_SAVE_MS
         # Progress that is saved once the log is flushed up to the second value.
         self._unflushed: tuple[TimerProgress, int] | None = None
         self._saved_state = self._state()
@@ -400,7 +406,7 @@ class Timers:
 
     def _save_progress(self, now_ms: int) -> None:
         """Write the timer's files periodically, with the progress that is on the disk."""
-        period_ms = self._store.config.timer_flush_ms
+        period_ms = min(self._period_ms, self._store.config.timer_flush_ms)
         if self._writing is not None:
             if not self._writing.done():
                 self._wake_at(now_ms + POLL_MS)
@@ -411,8 +417,11 @@ class Timers:
             self.enqueue.done_to_ms = self.files.progress.read_ms
         elapsed_ms = now_ms - self._written_ms
         early = self.files.log.unwritten > EARLY_WRITE_BYTES
-        if 0 <= elapsed_ms < period_ms and not early:
-            if self._unflushed is not None or self._saved_state != self._state():
+        flushed = self._unflushed is not None and self._is_flushed(self._unflushed[1])
+        if 0 <= elapsed_ms < period_ms and not early and not flushed:
+            if self._unflushed is not None and not self._store.flusher.failed():
+                self._wake_at(now_ms + FLUSH_POLL_MS)
+            elif self._unflushed is not None or self._saved_state != self._state():
                 self._wake_at(self._written_ms + period_ms)
             return
         idle = 0 <= elapsed_ms < IDLE_SAVE_MS or self.files.wheel.total() == 0
@@ -426,12 +435,18 @@ class Timers:
             self._store.flusher.demand()  # a crash repeats what was delivered since the last flush
         self._written_ms = now_ms
         progress_to_save = None
-        if self._unflushed is not None and self._store.flusher.flushed() >= self._unflushed[1]:
+        if self._unflushed is not None and self._is_flushed(self._unflushed[1]):
             progress_to_save, self._unflushed = self._unflushed[0], None
+            self._period_ms = min(2 * self._period_ms, IDLE_SAVE_MS)
         if progress_to_save is not None or self.files.log.unwritten:
             work = self.files.flush_job(progress_to_save, self._store.log.begin())
             self._writing = self._store.disk.submit(work)
             self._wake_at(now_ms + (POLL_MS if self._store.disk.threads else 0))
+        elif self._unflushed is not None and not self._store.flusher.failed():
+            self._wake_at(now_ms + FLUSH_POLL_MS)
+
+    def _is_flushed(self, log_offset: int) -> bool:
+        return self._store.flusher.flushed() >= log_offset
 
     def _finish_write(self) -> None:
         assert self._writing is not None

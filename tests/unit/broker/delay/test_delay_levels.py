@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.broker.delay import delay_levels as delay_module
+from penstock.broker.delay import delivered_offsets
 from penstock.config import Settings, delays_ms
 from penstock.errors import DiskFull
 from penstock.rpc.answers import PersistSoon, Reply
@@ -319,6 +320,83 @@ def test_after_a_crash_nothing_is_lost(tmp_path: Path) -> None:
         assert bodies(env) == before
         advance(env, 2000)
         assert set(bodies(env)) == {b"x", b"0", b"1", b"2", b"3", b"4"}
+
+
+@pytest.mark.parametrize("count", [3, 300])
+def test_a_broker_that_is_killed_after_each_start_repeats_nothing(
+    tmp_path: Path, count: int
+) -> None:
+    env = BrokerFixture(tmp_path)
+    env.send(body=b"x")
+    for number in range(count):
+        send_delayed(env, 1 + number % 2, body=b"%d" % number)
+    now_ms = env.now_ms + 10_000
+    for _ in range(5):
+        crash(env)
+        env = BrokerFixture(tmp_path)
+        env.now_ms = now_ms
+        env.tick(1)
+        now_ms = env.now_ms
+    advance(env, 1_000)
+    assert sorted(bodies(env)) == sorted([b"x", *(b"%d" % number for number in range(count))])
+    crash(env)
+
+
+def delivered_and_killed(root: Path) -> int:
+    """A broker that was killed after it had delivered a message; returns its time."""
+    env = BrokerFixture(root)
+    env.send(body=b"x")
+    send_delayed(env, 1, body=b"1")
+    advance(env, 2_000)
+    assert bodies(env) == [b"x", b"1"]
+    crash(env)
+    return env.now_ms
+
+
+@pytest.mark.parametrize("spoiled", ["power failure", "damaged", "shorter", "ahead of the log"])
+def test_what_may_not_be_delivered_is_delivered_again(tmp_path: Path, spoiled: str) -> None:
+    now_ms = delivered_and_killed(tmp_path)
+    note = tmp_path / "penstock.delivered"
+    data = bytearray(note.read_bytes())
+    if spoiled == "power failure":
+        (tmp_path / "abort").write_bytes(b"1 another-boot")
+    elif spoiled == "damaged":
+        data[30] ^= 1
+    elif spoiled == "shorter":
+        del data[30:]
+    else:
+        data[:44] = delivered_offsets._pack(1 << 40, {1: 1})
+    note.write_bytes(data)
+    env = BrokerFixture(tmp_path)
+    assert not note.exists(), "it would count after the next crash"
+    env.now_ms = now_ms
+    advance(env, 1_000)
+    assert bodies(env) == [b"x", b"1", b"1"]
+    crash(env)
+
+
+def test_a_note_of_an_older_run_does_not_count_after_a_clean_stop(tmp_path: Path) -> None:
+    with broker_fixture(tmp_path) as env:
+        env.send(body=b"x")
+        send_delayed(env, 1, body=b"1")
+        advance(env, 2_000)
+    assert (tmp_path / "penstock.delivered").exists()
+    with broker_fixture(tmp_path):
+        assert not (tmp_path / "penstock.delivered").exists()
+
+
+def test_a_note_that_can_not_be_written_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with broker_fixture(tmp_path) as env:
+        env.send(body=b"x")
+        (tmp_path / "penstock.delivered").mkdir()
+        for _ in range(3):
+            send_delayed(env, 1, body=b"1")
+            advance(env, 2_000)
+        assert bodies(env) == [b"x", b"1", b"1", b"1"]
+        (tmp_path / "penstock.delivered").rmdir()
+    assert caplog.text.count("penstock.delivered") == 1
 
 
 def test_progress_is_saved_after_a_flush(env: BrokerFixture) -> None:

@@ -102,6 +102,18 @@ def test_saved_progress_is_not_delivered_again_after_a_kill(tmp_path: Path) -> N
     env.close()
 
 
+def test_a_broker_that_is_killed_soon_after_each_start_repeats_nothing(tmp_path: Path) -> None:
+    env = prepare(tmp_path)
+    env = restart(env, clean=False)
+    env.now_ms += 61_000  # all but the last are due
+    for _ in range(5):
+        advance(env, 200)
+        env = restart(env, clean=False)
+    advance(env, 1_000)
+    assert bodies(env) == ALL
+    env.close()
+
+
 def test_progress_is_saved_after_a_flush(tmp_path: Path) -> None:
     env = prepare(tmp_path)
     for _ in range(40):
