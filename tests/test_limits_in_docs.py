@@ -45,9 +45,9 @@ from penstock.server.answer_executor import (
     SUSPENDED_PER_CLIENT_MAX,
 )
 from penstock.server.client_calls import CLIENT_CALLS_MAX, CLIENT_CALLS_PER_CLIENT_MAX
-from penstock.server.connection import IN_FLIGHT_MAX, STUCK_MS
+from penstock.server.connection import FRAME_MS_MAX, IN_FLIGHT_MAX, PROGRESS_BYTES
 from penstock.server.listener import FIRST_BYTE_MS, HANDSHAKE_SECONDS, REFRESH_MS, WAITING_MAX
-from penstock.server.memory_limit import SOFT_SHARE
+from penstock.server.memory_limit import REPORT_MS, SOFT_SHARE
 from penstock.server.server import SLOW_READ_MS
 from penstock.store.commitlog import STEP_BYTES_MAX
 from penstock.store.consumequeue.consumequeue import ALLOCATE_BYTES, BLOCK_BYTES
@@ -112,7 +112,9 @@ BROKER_ROWS: list[Row] = [
     ("broker.md", "| {} MiB of unsent responses", (whole(SERVER.output_bytes_max, MIB),)),
     ("broker.md", "| {} requests of one connection in the thread pool", (IN_FLIGHT_MAX,)),
     ("broker.md", "| {} MiB of unfinished requests", (whole(SERVER.memory_bytes_max, MIB),)),
-    ("broker.md", "unfinished for {} s", (whole(STUCK_MS, SECOND_MS),)),
+    ("broker.md", "less than {} KiB of an", (whole(PROGRESS_BYTES, KIB),)),
+    ("broker.md", "is not complete after {} s", (whole(FRAME_MS_MAX, SECOND_MS),)),
+    ("broker.md", "logged at WARNING every {} s", (whole(REPORT_MS, SECOND_MS),)),
     ("broker.md", "| {:,} suspended pulls, {:,} of one connection",
      (SUSPENDED_MAX, SUSPENDED_PER_CLIENT_MAX)),
     ("broker.md", "| {:,} requests that wait for a client's response, {:,} for one client",

@@ -35,7 +35,11 @@ log = logging.getLogger(__name__)
 OWN_BYTES_MIN = 4 * 1024
 """First size of a connection's own buffer, unless its frame needs less."""
 STUCK_MS = 1_000
-"""A connection that was silent this long is the first to be closed when memory is short."""
+"""When memory is short, connections are closed that were silent this long, or of whose frame less
+than PROGRESS_BYTES arrived in this time."""
+PROGRESS_BYTES = 64 * 1024
+FRAME_MS_MAX = 10_000
+"""When memory is short, a frame that takes longer is not waited for."""
 IN_FLIGHT_MAX = 256
 """Requests of one connection in the thread pool above which it is not read from."""
 
@@ -106,6 +110,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         # is in use.
         self.active_ms = 0
         self.frame_since_ms = 0
+        # When the unfinished frame last got PROGRESS_BYTES, and the end of the own buffer then.
+        self._progress_ms = 0
+        self._progress_end = 0
 
     # --- opening and closing
 
@@ -196,6 +203,8 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._serve(self._server.buffer, at, count, now_ms)
         else:
             self._end += count
+            if self._end - self._progress_end >= PROGRESS_BYTES:
+                self._note_progress()
             if self._requests_wait:  # one more read arrived after reading was paused
                 self._frame_end = self._end + OWN_BYTES_MIN
                 self._grow_own()
@@ -219,6 +228,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         request_loop = server.request_loop
         request_loop.set_client(self.client, self.peer, self.born_host)
         request_loop.overloaded = server.memory.is_exceeded()
+        if request_loop.overloaded:
+            server.memory.report_refusal(self.active_ms)
         began = perf_counter_ns()
         fault: WireError | None = None
         try:
@@ -252,6 +263,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if view is self._own and request_loop.stopped_early:  # the rest stays where it is
             self._start = at
             self.frame_since_ms = self._server.monotonic_ms()
+            self._note_progress()
             return
         have = end - at
         if request_loop.stopped_early:
@@ -265,7 +277,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._own, self._start, self._end, self._frame_end = own, 0, have, need
         self._requests_wait = request_loop.stopped_early
         self.frame_since_ms = self._server.monotonic_ms()
+        self._note_progress()
         self._server.memory.used += size
+
+    def _note_progress(self) -> None:
+        self._progress_ms = self._server.monotonic_ms()
+        self._progress_end = self._end
 
     def _grow_own(self) -> None:
         assert self._own is not None
@@ -297,6 +314,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             figure=self._server.memory.used,
             setting="memory_bytes_max",
         )
+        self._server.memory.report_refusal(self._server.monotonic_ms())
         request = _read_header(own[:have], self._server.config())
         if request is None:
             self.abort(busy.remark())
@@ -339,6 +357,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._aborting or not held:
             return False, 0
         stuck = self._closing or self._write_paused or now_ms - self.active_ms >= STUCK_MS
+        if self._own is not None and not self._requests_wait:
+            stuck = (
+                stuck
+                or now_ms - self._progress_ms >= STUCK_MS
+                or now_ms - self.frame_since_ms >= FRAME_MS_MAX
+            )
         return stuck, held
 
     def pause_writing(self) -> None:

@@ -5,10 +5,15 @@ refused. The rest is for clients that read their responses and for requests that
 Above `memory_bytes_max` every request is refused.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+log = logging.getLogger(__name__)
+
 SOFT_SHARE = 0.75
+REPORT_MS = 10_000
+"""The shortest time between two warnings about refusals."""
 
 
 class MeteredConnection(Protocol):
@@ -32,6 +37,8 @@ class MemoryLimit:
         self._bytes_max = bytes_max
         self._connections = connections
         self.used = 0
+        self._refusals = 0  # since the last warning
+        self._report_ms: int | None = None  # when the next warning may be logged
 
     @property
     def soft_limit(self) -> int:
@@ -58,6 +65,20 @@ class MemoryLimit:
                 f"more than {self.soft_limit} bytes ({SOFT_SHARE:.0%} of memory_bytes_max)"
             )
         return stuck
+
+    def report_refusal(self, now_ms: int) -> None:
+        """Count a refusal; log the count from time to time."""
+        self._refusals += 1
+        if self._report_ms is None or now_ms >= self._report_ms:
+            log.warning(
+                "%d times requests were refused (SYSTEM_BUSY): %d connections hold %d bytes of "
+                "unfinished requests and unsent responses; memory_bytes_max is %d",
+                self._refusals,
+                len(self._connections),
+                self.used,
+                self._bytes_max(),
+            )
+            self._refusals, self._report_ms = 0, now_ms + REPORT_MS
 
     def _is_above(self, limit: int) -> bool:
         # What was sent since a connection's last write is not known without asking it, so all

@@ -1,4 +1,4 @@
-"""A connection without a socket: which reads are followed by a pause."""
+"""A connection without a socket: which reads are followed by a pause, and when it is stuck."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,9 +9,9 @@ import pytest
 from penstock.config import ServerConfig
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
-from penstock.server.connection import ClientConnection
+from penstock.server.connection import FRAME_MS_MAX, PROGRESS_BYTES, ClientConnection
 from penstock.server.full_reads import FullReads
-from penstock.server.memory_limit import MemoryLimit
+from penstock.server.memory_limit import REPORT_MS, MemoryLimit
 from penstock.server.request_loop import RequestLoop
 from penstock.wire.output import encode
 
@@ -45,6 +45,7 @@ class FakeServer:
         self.request_loop.bind(self.buffer, bytes(8))
         self.memory = MemoryLimit(lambda: 1 << 30, {})
         self.bad_frames = 0
+        self.steady_ms = 5_000
         self.next_iteration: list[tuple[Callable[..., None], Any]] = []
 
     def config(self) -> ServerConfig:
@@ -54,7 +55,7 @@ class FakeServer:
         return NOW_MS
 
     def monotonic_ms(self) -> int:
-        return 5_000
+        return self.steady_ms
 
     def soon(self, call: Callable[..., None], *arguments: Any) -> None:
         self.next_iteration.append((call, arguments))
@@ -122,6 +123,11 @@ class Connection:
             self.protocol.buffer_updated(count)
         return data
 
+    def receive_all(self, data: bytes) -> None:
+        """Read to the end, in as many loop iterations as it takes."""
+        while data := self.receive(data):
+            self.server.run_iteration()
+
     @property
     def requests(self) -> int:
         return self.server.request_loop.requests
@@ -176,3 +182,30 @@ def test_a_connection_that_can_not_write_stays_paused() -> None:
     assert not connection.transport.reading
     connection.protocol.resume_writing()
     assert connection.transport.reading
+
+
+@pytest.mark.parametrize(
+    ("step", "stuck_at"),
+    [(1, 1_000), (PROGRESS_BYTES // 2, FRAME_MS_MAX)],
+    ids=["drips", "makes progress"],
+)
+def test_a_connection_whose_frame_makes_little_progress_is_stuck(step: int, stuck_at: int) -> None:
+    connection = Connection()
+    server = connection.server
+    frame = encode(1, {}, bytes(4_000_000), opaque=1)
+    connection.receive_all(frame[:100_000])
+    began, at = server.steady_ms, 100_000
+    while not connection.protocol.slowness(server.steady_ms)[0]:
+        server.steady_ms += 500
+        connection.receive_all(frame[at : at + step])
+        at += step
+    assert server.steady_ms - began == stuck_at
+
+
+def test_refusals_for_lack_of_memory_are_logged_from_time_to_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    memory = MemoryLimit(lambda: 1000, {})
+    for now_ms in range(0, REPORT_MS + 1, REPORT_MS // 10):
+        memory.report_refusal(now_ms)
+    assert [line.split()[0] for line in caplog.messages] == ["1", "10"]
