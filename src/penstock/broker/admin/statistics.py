@@ -5,8 +5,9 @@ read in the thread pool.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
+
+import msgspec
 
 from penstock.broker.admin.large_requests import refuse_too_many_queues
 from penstock.broker.context import BrokerContext
@@ -43,8 +44,7 @@ class WantedTopic(NamedTuple):
     queues: int
 
 
-@dataclass(frozen=True, slots=True)
-class QueueOffsets:
+class QueueOffsets(msgspec.Struct, frozen=True, gc=False):
     """The offsets of a queue, and of a group in it."""
 
     message_queue: MessageQueue
@@ -55,8 +55,7 @@ class QueueOffsets:
     pull_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class TopicOffsets:
+class TopicOffsets(msgspec.Struct, frozen=True, gc=False):
     """A group's offsets in some queues of a topic, and its messages per second."""
 
     group: str

@@ -19,8 +19,12 @@ Long = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
-class Body(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of all bodies: frozen, keyword-only, Java's names on the wire."""
+class Body(Struct, frozen=True, kw_only=True, rename="camel", gc=False):
+    """Base of all bodies: frozen, keyword-only, Java's names on the wire.
+
+    Bodies contain no reference cycles. There may be 100,000 of them, and a garbage collection that
+    looks at each would stop all threads.
+    """
 
 
 class MessageQueue(Body, kw_only=False, order=True):
