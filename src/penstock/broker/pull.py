@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, NoReturn
 
 from penstock.broker.context import BrokerContext
-from penstock.broker.filter.filtered_read import FilteredReader
+from penstock.broker.filter.filtered_read import FilteredReader, RecordFilter
 from penstock.broker.filter.filters import TAG, Filter
+from penstock.broker.filter.retry_filter import with_owner
 from penstock.errors import BadFilter, NoPermission, PenstockError, Refused, TopicNotExist
 from penstock.rpc.answers import Answer, InThread, Reply, Suspend
 from penstock.rpc.router import InPlaceRow
@@ -74,10 +75,15 @@ class SubscriptionError(PenstockError):
 
 
 class Wanted(NamedTuple):
-    """Which messages are wanted: those with tags of these hash codes, or that match a filter."""
+    """Which messages are wanted: those with tags of these hash codes that match the filter."""
 
     tag_hashes: Sequence[int] = ()
-    filter: Filter | None = None
+    filter: RecordFilter | None = None
+
+    def for_group(self, topic: str, group: str) -> Wanted:
+        """What a group that reads this topic wants of it: in a retry topic, only its messages."""
+        own = with_owner(self.filter, topic, group)
+        return self if own is self.filter else self._replace(filter=own)
 
 
 ALL = Wanted()
@@ -158,7 +164,7 @@ class PullHandler:
             request.i64(b"queueOffset"),
             max(1, min(request.i32(b"maxMsgNums"), config.pull_messages_max)),
             bytes_max,
-            wanted,
+            wanted.for_group(topic, group),
         )
         context.offsets.record_pull(group, topic, queue.queue_id, pull.offset)
         return pull, wait_ms
@@ -402,12 +408,9 @@ class PullHandler:
 
 def reader_for(reader: Reader, wanted: Wanted) -> Reader | FilteredReader:
     """A reader that finds only wanted messages."""
-    if wanted.filter is not None:
-        reader.set_tag_hashes(())
-        return FilteredReader(reader, wanted.filter)
     # Clients check the tags too, so with too many tags the broker need not filter.
     reader.set_tag_hashes(wanted.tag_hashes if len(wanted.tag_hashes) <= get.TAG_HASHES_MAX else ())
-    return reader
+    return reader if wanted.filter is None else FilteredReader(reader, wanted.filter)
 
 
 def tag_hashes_of(expression: str) -> Sequence[int]:

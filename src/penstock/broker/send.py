@@ -17,7 +17,7 @@ from penstock.rpc.answers import Answer, EncodedReply
 from penstock.rpc.router import InPlaceRow
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.put import ILLEGAL, PUT_OK, StoreWriter
-from penstock.wire.codes import DEFAULT_REGION, RETRY_TOPIC_PREFIX, V3_4_9
+from penstock.wire.codes import DEFAULT_REGION, POP_RETRY_PROPERTIES, RETRY_TOPIC_PREFIX, V3_4_9
 from penstock.wire.frame import Request
 from penstock.wire.layout import BLANK_BYTES
 from penstock.wire.message import decode_properties, encode_properties
@@ -372,6 +372,10 @@ class SendHandler:
         if "UNIQ_KEY" not in properties and self.unique_ids is not None:
             properties["UNIQ_KEY"] = self.unique_ids.next(now_ms)
         topic = self._topic_name()
+        if topic.startswith(RETRY_TOPIC_PREFIX):
+            for name in POP_RETRY_PROPERTIES:
+                properties.pop(name, None)
+            properties.setdefault("RETRY_TOPIC", topic)
         priority = take_priority(properties)
         if priority is not None:
             queue = self.topics.priority_queue(topic, priority, now_ms)

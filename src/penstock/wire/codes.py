@@ -490,6 +490,8 @@ PROPERTY_PRIORITY: Final = "_SYS_MSG_PRIORITY_"  # 5.4
 PROPERTY_ORIGIN_GROUP: Final = "ORIGIN_GROUP"  # 5.4
 PROPERTY_TIMER_ROLL_LABEL: Final = "TIMER_ROLL_LABEL"  # 5.4
 PROPERTY_TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."  # such properties are never stored
+POP_RETRY_PROPERTIES: Final = (PROPERTY_FIRST_POP_TIME, PROPERTY_ORIGIN_GROUP)
+"""Added to revived messages by the broker; no sender may set them in a retry topic."""
 MSG_TYPE_REPLY: Final = "reply"  # value of PROPERTY_MSG_TYPE
 
 # Names that applications may not use for their own properties.

@@ -22,13 +22,12 @@ from penstock.wire.bodies.table_bodies import TopicConfigAndMappingSerializeWrap
 from penstock.wire.codes import (
     PERM_PRIORITY,
     PERM_TEMPLATE,
-    POP_RETRY_SEPARATOR_V1,
-    POP_RETRY_SEPARATOR_V2,
     RETRY_TOPIC_PREFIX,
     RequestCode,
     ResponseCode,
     topic_fault,
 )
+from penstock.wire.receipt_handle import RetryKind, plain_topic, retry_topic
 
 _PERM_MAX = PERM_TEMPLATE | PERM_PRIORITY
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
@@ -88,14 +87,39 @@ class TopicHandlers:
             raise InvalidParameter("the topic's name is blank")
         self._refuse_system(topic)
         groups = context.offsets.groups_of_topic(topic)
-        retries = (
-            f"{RETRY_TOPIC_PREFIX}{group}{separator}{topic}"
-            for group in groups
-            for separator in (POP_RETRY_SEPARATOR_V2, POP_RETRY_SEPARATOR_V1)
+        names = chain([topic], self._retry_topics(topic, groups, now_ms))
+        return run_in_steps(self._delete_all(names, now_ms), lambda: self._deleted(now_ms))
+
+    def _retry_topics(self, topic: str, groups: Iterable[str], now_ms: int) -> Iterator[str]:
+        """The retry topics of POP that are deleted with a topic. In one that is shared with others,
+        the group skips its messages instead."""
+        for group in groups:
+            yield retry_topic(topic, group, RetryKind.V2)
+            name = retry_topic(topic, group, RetryKind.V1)
+            if self._is_shared(name, group):
+                self._skip_all(name, group, now_ms)
+            else:
+                yield name
+
+    def _is_shared(self, retry: str, group: str) -> bool:
+        """Whether the retry topic of a group and a topic is that of others too."""
+        context = self._context
+        if context.groups.get(retry.removeprefix(RETRY_TOPIC_PREFIX)) is not None:
+            return True
+        plain_topics = (
+            plain_topic(retry, other)
+            for other in context.offsets.groups_of_topic(retry)
+            if other != group
         )
-        return run_in_steps(
-            self._delete_all(chain([topic], retries), now_ms), lambda: self._deleted(now_ms)
+        return any(
+            plain != retry and context.topics.get(plain) is not None for plain in plain_topics
         )
+
+    def _skip_all(self, topic: str, group: str, now_ms: int) -> None:
+        context, config = self._context, self._context.topics.get(topic)
+        for queue_id in range(config.read_queue_nums if config is not None else 0):
+            end = context.store.max_offset(topic, queue_id)
+            context.offsets.commit(group, topic, queue_id, end, now_ms)
 
     def _delete_all(self, names: Iterable[str], now_ms: int) -> Iterator[None]:
         """Delete topics with their offsets, step by step; names of no topic are skipped."""

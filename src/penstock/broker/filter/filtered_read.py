@@ -5,8 +5,8 @@ within the limits, the client pulls again at once, after the examined messages.
 """
 
 import struct
+from typing import Protocol
 
-from penstock.broker.filter.filters import Filter
 from penstock.store import get
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import Reader
@@ -23,10 +23,19 @@ EXAMINED_BYTES_MAX = 1024 * 1024
 """Bytes of messages that one find examines, except in its last step."""
 
 
+class RecordFilter(Protocol):
+    """Decides which records are wanted."""
+
+    cost: int  # number of tests per record
+
+    def matches_record(self, data: bytes, at: int) -> bool:
+        """Whether the record that starts at `at` is wanted."""
+
+
 class FilteredReader:
     """Finds messages that match a filter; the fields are the results of the last `find`."""
 
-    def __init__(self, reader: Reader, message_filter: Filter) -> None:
+    def __init__(self, reader: Reader, message_filter: RecordFilter) -> None:
         self._reader = reader
         self._filter = message_filter
         self._matching: list[bytes] = []

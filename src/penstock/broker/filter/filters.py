@@ -82,7 +82,7 @@ class Filter:
         """Whether a message with these stored properties matches."""
         if len(self._keys) < _FETCHES_MAX:
             framed = b"\x02" + properties + b"\x02"
-            values: Values = [_fetch(framed, key) for key in self._keys]
+            values: Values = [fetch_property(framed, key) for key in self._keys]
         else:
             known = decode_properties(properties)
             values = [known.get(name) for name in self._names]
@@ -143,8 +143,11 @@ def record_properties(data: bytes, at: int) -> bytes:
     return data[start : start + _U16(data, length)[0]]
 
 
-def _fetch(framed: bytes, key: bytes) -> str | None:
-    """The value of a property; if it occurs several times, the last one that is not empty."""
+def fetch_property(framed: bytes, key: bytes) -> str | None:
+    """The value of a property; if it occurs several times, the last one that is not empty.
+
+    `framed` and `key` start and end with the separators.
+    """
     end = len(framed)
     while (at := framed.rfind(key, 0, end)) >= 0:
         start = at + len(key)

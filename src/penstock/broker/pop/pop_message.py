@@ -297,6 +297,7 @@ class Pop:
             return None
         batch = read_messages(
             key.topic,
+            key.group,
             queue,
             offset,
             reader=self._store.reader,
@@ -346,6 +347,7 @@ class Pop:
             try:
                 return read_messages(
                     key.topic,
+                    key.group,
                     queue,
                     offset,
                     reader=store.new_reader(),

@@ -159,6 +159,7 @@ class PopNotification:
                     break
                 batch = read_messages(
                     topic,
+                    request.group,
                     queue,
                     offset,
                     reader=store.new_reader(),

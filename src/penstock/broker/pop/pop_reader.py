@@ -47,6 +47,7 @@ class ReadBatch:
 
 def read_messages(
     topic: str,
+    group: str,
     queue: ConsumeQueue,
     offset: int,
     *,
@@ -57,8 +58,9 @@ def read_messages(
     confirm_offset: int,
     wait: bool,
 ) -> ReadBatch | None:
-    """Messages from an offset on; None if it needs the disk and may not wait."""
-    filtered = reader_for(reader, wanted)
+    """Messages from an offset on that belong to the group; None if it needs the disk and may not
+    wait."""
+    filtered = reader_for(reader, wanted.for_group(topic, group))
     status = filtered.find(queue, offset, count_max, bytes_max, confirm_offset, wait)
     if status in _OFFSET_MOVED:  # the group's offset is outside of the queue
         offset = filtered.next_offset

@@ -1,8 +1,9 @@
 """Revive: messages that were not acknowledged in time are copied to the group's retry topic.
 
-The copy has one more reconsume time and the time of the first pop; the name of the retry topic
-contains the real topic. The copy is stored first, then the ack is written to the revive log. A
-crash between the two delivers a message twice, but never loses it.
+The copy has one more reconsume time, the time of the first pop and the name of the group, because
+several groups may share the retry topic (`filter.retry_filter`). The copy is stored first, then the
+ack is written to the revive log. A crash between the two delivers a message twice, but never loses
+it.
 
 Messages in memory are read at once, others in the thread pool, one batch at a time. A tick copies a
 bounded number.
@@ -16,13 +17,19 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.broker.context import BrokerContext
-from penstock.broker.pop.checkpoints import NEVER, PopCheckpoint
+from penstock.broker.pop.checkpoints import NEVER, CheckpointKey, PopCheckpoint
 from penstock.broker.pop.revive_log import ReviveLog
 from penstock.errors import PenstockError, RecordError
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import COLD, FOUND, Reader
 from penstock.store.put import ILLEGAL, PUT_OK
-from penstock.wire.codes import PERM_READ_WRITE, PROPERTY_FIRST_POP_TIME, RETRY_TOPIC_PREFIX
+from penstock.wire.codes import (
+    PERM_READ_WRITE,
+    PROPERTY_FIRST_POP_TIME,
+    PROPERTY_ORIGIN_GROUP,
+    PROPERTY_RETRY_TOPIC,
+    RETRY_TOPIC_PREFIX,
+)
 from penstock.wire.output import Output
 from penstock.wire.receipt_handle import RetryKind, plain_topic, retry_topic
 
@@ -210,15 +217,7 @@ class Revive:
             self.lost += 1
             log.error("can't revive a message for group %s: %s", key.group, error)
             return True
-        properties = rewriter.properties()
-        properties.setdefault(PROPERTY_FIRST_POP_TIME, str(key.pop_ms))
-        reconsumed = rewriter.stored.reconsume_times + 1
-        try:
-            status = rewriter.put(
-                queue, now_ms, properties=properties, reconsumed=reconsumed, store_host=self._host
-            )
-        except RecordError:  # no room for another property
-            status = rewriter.put(queue, now_ms, reconsumed=reconsumed, store_host=self._host)
+        status = self._put_copy(key, queue, now_ms)
         if status == ILLEGAL:
             self.lost += 1
             log.error("can't revive a message for group %s: %s", key.group, rewriter.fault(status))
@@ -229,6 +228,34 @@ class Revive:
             return False
         self.retried[key.group, key.topic] += 1
         return True
+
+    def _put_copy(self, key: CheckpointKey, queue: ConsumeQueue, now_ms: int) -> int:
+        """Put the message that was read into a queue, with as many of the new properties as there
+        is room for."""
+        rewriter = self._context.rewriter
+        properties = rewriter.properties()
+        group = {PROPERTY_ORIGIN_GROUP: key.group}
+        pop_time = {
+            PROPERTY_FIRST_POP_TIME: properties.get(PROPERTY_FIRST_POP_TIME, str(key.pop_ms))
+        }
+        properties.pop(PROPERTY_ORIGIN_GROUP, None)  # of the sender, or of the last revival
+        status = ILLEGAL
+        for added in (pop_time | group, group, {}):
+            if not added:  # else it would be taken for a message that a consumer sent back
+                properties.pop(PROPERTY_RETRY_TOPIC, None)
+            try:
+                status = rewriter.put(
+                    queue,
+                    now_ms,
+                    properties=properties | added,
+                    reconsumed=rewriter.stored.reconsume_times + 1,
+                    store_host=self._host,
+                )
+            except RecordError:  # no room for another property
+                continue
+            if status != ILLEGAL:
+                break
+        return status
 
     def _retry_queue(self, topic: str, group: str, now_ms: int) -> ConsumeQueue:
         """The queue of a group's retry topic for messages of this topic."""

@@ -20,6 +20,7 @@ from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
 from penstock.wire.codes import (
     PERM_READ_WRITE,
     PERM_WRITE,
+    POP_RETRY_PROPERTIES,
     PROPERTY_DELAY,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,
@@ -91,6 +92,8 @@ class ConsumerSendBack:
         topic = properties.setdefault(PROPERTY_RETRY_TOPIC, message.topic)
         properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, message.offset_id)
         properties[PROPERTY_WAIT] = "false"
+        for name in POP_RETRY_PROPERTIES:
+            properties.pop(name, None)
         dead = message.reconsume_times >= _times_max(config, command) or level < 0
         if dead:
             properties[PROPERTY_DELAY] = "0"

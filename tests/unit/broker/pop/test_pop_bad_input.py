@@ -183,9 +183,9 @@ def test_a_new_group_does_not_read_a_queue_twice(
             send(env, b"%d" % queue_id, queue_id=queue_id)
         reads: list[int] = []
 
-        def counted(topic: str, queue: Any, *rest: Any, **named: Any) -> Any:
+        def counted(topic: str, group: str, queue: Any, *rest: Any, **named: Any) -> Any:
             reads.append(queue.queue_id)
-            return read_messages(topic, queue, *rest, **named)
+            return read_messages(topic, group, queue, *rest, **named)
 
         monkeypatch.setattr(pop_module, "read_messages", counted)
         client, found = PopClient(env), list[bytes]()
