@@ -27,6 +27,7 @@ HELD_CONNECTIONS = 10
 TAGS_BYTES = 900_000
 CONFIG_BYTES = 8_000_000
 RULES = 100_000
+MEMBER_GROUPS = 1_000
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Attack:
     connections: int = 1
     before: Callable[[], Iterable[bytes]] = tuple
     held: Callable[[], Iterable[bytes]] = tuple
-    """Requests of HELD_CONNECTIONS other connections that get no response."""
+    """Requests of HELD_CONNECTIONS other connections, which do not read responses."""
 
 
 class AttackConnection:
@@ -220,6 +221,32 @@ def heartbeats() -> Iterable[bytes]:
         yield encode(RequestCode.HEART_BEAT, {}, json.dumps(body).encode())
 
 
+def member_frame(client_id: str) -> bytes:
+    """The heartbeat of a member of MEMBER_GROUPS groups."""
+    groups = [
+        {
+            "groupName": f"M{number}", "consumeType": "CONSUME_PASSIVELY",
+            "messageModel": "CLUSTERING", "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+            "subscriptionDataSet": [{"topic": "TopicT", "subString": "*", "subVersion": 1}],
+        }
+        for number in range(MEMBER_GROUPS)
+    ]  # fmt: skip
+    body = {"clientID": client_id, "consumerDataSet": groups, "producerDataSet": []}
+    return encode(RequestCode.HEART_BEAT, {}, json.dumps(body).encode())
+
+
+def members() -> Iterable[bytes]:
+    return (member_frame(f"m{number}") for number in range(HELD_CONNECTIONS))
+
+
+def joins() -> Iterable[bytes]:
+    """A client joins many groups and leaves them again: the other members are notified."""
+    yield member_frame("joins")
+    for number in range(MEMBER_GROUPS):
+        ext = {"clientID": "joins", "consumerGroup": f"M{number}"}
+        yield encode(RequestCode.UNREGISTER_CLIENT, ext, b"")
+
+
 def locks() -> Iterable[bytes]:
     queues = [{"topic": "Wide", "brokerName": "broker-a", "queueId": n} for n in range(10_000)]
     body = json.dumps({"consumerGroup": "L", "clientId": "c", "mqSet": queues}).encode()
@@ -257,6 +284,10 @@ ATTACKS = {
     ),
     "lists": Attack("20 lists of 2,000 topics in flight", topic_lists, 20),
     "heartbeats": Attack("1,000 heartbeats in flight", heartbeats, 1_000),
+    "joins": Attack(
+        f"a client that joins and leaves {MEMBER_GROUPS:,} groups of {HELD_CONNECTIONS} members",
+        joins, 1, held=members,
+    ),
     "locks": Attack("locks of 10,000 queues", locks, 4, before=wide_topics),
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ Effects go into the `EffectQueue`. They are executed in order, after the request
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
@@ -175,6 +175,19 @@ class NotifyClient:
     body: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class NotifyClients:
+    """The same one-way request to several clients.
+
+    It replaces an earlier one with the same code and fields that was not sent to all of its clients
+    yet: there may be very many.
+    """
+
+    clients: Sequence[ClientId]
+    code: int
+    ext: Mapping[str, str]
+
+
 class PersistentTable(Protocol):
     """A table with a file, such as those of `store.tables`."""
 
@@ -219,7 +232,9 @@ class TickAt:
     ms: int
 
 
-Effect: TypeAlias = NotifyClient | PersistSoon | RegisterSoon | CloseConnection | TickAt
+Effect: TypeAlias = (
+    NotifyClient | NotifyClients | PersistSoon | RegisterSoon | CloseConnection | TickAt
+)
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from penstock.rpc.answers import (
     InThread,
     NextIteration,
     NotifyClient,
+    NotifyClients,
     PersistSoon,
     QueryRoute,
     RegisterSoon,
@@ -30,6 +31,7 @@ from penstock.rpc.answers import (
 )
 from penstock.rpc.router import bug_text, refusal
 from penstock.server.client_calls import ClientCalls
+from penstock.server.notifications import Notifications
 from penstock.server.pending_response import PendingResponse, ResponseConnection
 from penstock.server.table_writes import TableWrites
 from penstock.store.disk import disk_failure
@@ -110,6 +112,7 @@ class AnswerExecutor:
         self._long_polling = long_polling
         self._nameservers = nameservers
         self.client_calls = ClientCalls(self._run)
+        self._notifications = Notifications(self._notify, server.soon)
         self.tables = TableWrites(
             persistence, submit, server.soon_from_thread, server.later, server.monotonic_ms
         )
@@ -319,11 +322,16 @@ class AnswerExecutor:
                     self._nameservers.register_soon()
             elif isinstance(effect, TickAt):
                 self._server.tick_at(effect.ms)
+            elif isinstance(effect, NotifyClient):
+                self._notify(effect)
+            elif isinstance(effect, NotifyClients):
+                self._notifications.add(effect)
             else:
                 connection = self._server.connections.get(effect.client)
-                if connection is None:
-                    continue
-                if isinstance(effect, NotifyClient):
-                    self.client_calls.notify(effect, connection)
-                else:
+                if connection is not None:
                     connection.close(effect.why)
+
+    def _notify(self, notification: NotifyClient) -> None:
+        connection = self._server.connections.get(notification.client)
+        if connection is not None:
+            self.client_calls.notify(notification, connection)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from penstock.broker.consumers.groups import Groups
 from penstock.config import LiveSettings
 from penstock.errors import NoPermission, SystemBusy
-from penstock.rpc.answers import ClientId, CloseConnection, EffectQueue, NotifyClient
+from penstock.rpc.answers import ClientId, CloseConnection, EffectQueue, NotifyClients
 from penstock.wire.bodies.client_bodies import ConsumerData, SubscriptionData
 from penstock.wire.codes import RequestCode
 
@@ -351,11 +351,6 @@ class Clients:
             config is not None and not config.notify_consumer_ids_changed_enable
         ):
             return
-        for client in group.members:
-            self._effects.put(
-                NotifyClient(
-                    client,
-                    RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
-                    {"consumerGroup": group.name},
-                )
-            )
+        code, ext = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group.name}
+        if group.members:
+            self._effects.put(NotifyClients(list(group.members), code, ext))

@@ -19,7 +19,7 @@ from penstock.rpc.answers import (
     EffectQueue,
     InThread,
     NextIteration,
-    NotifyClient,
+    NotifyClients,
     Reply,
 )
 from penstock.rpc.command import Command
@@ -71,12 +71,12 @@ def subscription(topic: str, *, version: int = 1, text: str = "*") -> Subscripti
 
 def notified(effects: EffectQueue) -> list[tuple[int, str]]:
     """(client, group) of the notifications since the last call."""
-    notifications = [effect for effect in effects.take() if isinstance(effect, NotifyClient)]
-    assert all(
-        (notification.code, notification.body) == (NOTIFY, b"") for notification in notifications
-    )
+    notifications = [effect for effect in effects.take() if isinstance(effect, NotifyClients)]
+    assert all(notification.code == NOTIFY for notification in notifications)
     return [
-        (notification.client, notification.ext["consumerGroup"]) for notification in notifications
+        (client, notification.ext["consumerGroup"])
+        for notification in notifications
+        for client in notification.clients
     ]
 
 
