@@ -130,7 +130,7 @@ class Broker:
             now_ms=now_ms,
         )
         delayed = DelayRedirect(context.delay, self.timers)
-        self.transactions = Transactions(context, store_host, delayed)
+        self.transactions = Transactions(context, store_host, delayed, now_ms)
         self.pop = Pop(context, store_host)
         self.replies = Replies(context, store_host)
         self._assignments = Assignments(
@@ -237,7 +237,9 @@ class Broker:
                     self.effects.put(PersistSoon(table))
 
     def clock_stepped(self, step_ms: int) -> None:
-        """The clock was set: clients and queue locks expire as if it had not been."""
+        """The clock was set: clients and locks expire, and half messages are checked, as if it had
+        not been."""
+        self.transactions.clock_stepped(step_ms)
         self.context.clients.clock_stepped(step_ms)
         self.context.locks.clock_stepped(step_ms)
 

@@ -42,8 +42,9 @@ from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.lookup import GONE
 from penstock.store.put import ILLEGAL, PUT_OK
 from penstock.store.store import MessageStore
+from penstock.store.timer.timer_checkpoint import TimerProgress
 from penstock.store.timer.timer_slots import Chain, TimerMessage
-from penstock.store.timer.timer_store import TimerProgress, TimerStore
+from penstock.store.timer.timer_store import TimerStore
 from penstock.wire.bodies.table_bodies import TimerCheckpoint
 from penstock.wire.codes import (
     PROPERTIES_BYTES_MAX,
@@ -117,7 +118,10 @@ class Timers:
             now_ms=now_ms,
         )
         found = self.files.open(store.log.end, self._queue_offset_of, now_ms)
-        self._start(rebuild=not found, now_ms=now_ms)
+        try:
+            self._start(rebuild=not found, now_ms=now_ms)
+        except StoreDamaged as error:
+            self._rebuild_files(error, now_ms)
         self._due_ms = self._now_ms = 0
         self._refused = False
         self._damage: StoreDamaged | None = None
@@ -232,6 +236,8 @@ class Timers:
         """Enqueue new messages, deliver those that are due, save the progress."""
         self._due_ms, self._now_ms = NEVER, now_ms
         try:
+            if self._damage is None and not self.files.rebuilding:
+                self.files.check_clock(self.files.progress, now_ms)
             if self._damage is not None:
                 self._rebuild(self._damage, now_ms)
             self._run_tick(now_ms)
@@ -257,11 +263,14 @@ class Timers:
 
     def _rebuild(self, error: StoreDamaged, now_ms: int) -> None:
         """Replace damaged files: `enqueue` reads the whole queue again before delivery resumes."""
-        log.error("rebuilding the timer's files from its queue: %s", error)
         self._wait_for_jobs()
+        self._rebuild_files(error, now_ms)
+        self._unflushed = self._damage = None
+
+    def _rebuild_files(self, error: StoreDamaged, now_ms: int) -> None:
+        log.warning("rebuilding the timer's files from its queue: %s", error)
         self.files.rebuild(now_ms)
         self._start(rebuild=True, now_ms=now_ms)
-        self._unflushed = self._damage = None
 
     # --- delivery
 
@@ -454,7 +463,7 @@ class Timers:
         error = done.exception()
         if error is None:
             self.files.flush_done()
-            self.enqueue.done_to_ms = self.files.checkpointed.read_ms
+            self.enqueue.done_to_ms = self.files.done_to_ms
         elif isinstance(error, OSError | PenstockError):
             log.error("can't write the timer's files, will retry: %s", error)
             self._saved_state = (-1, -1, -1)

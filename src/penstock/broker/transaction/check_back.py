@@ -117,20 +117,38 @@ class CheckBack:
 
     # --- half messages that are added and answered
 
-    def add(self, record: HalfRecord) -> HalfMessage | None:
+    def add(self, record: HalfRecord, now_ms: int) -> HalfMessage | None:
         """Add a half message and schedule its first check; None if it was known already."""
         half = self._half_messages.add(record, self._queues.find_first_log_offset(record))
         if half is not None:
-            self.schedule(half, record)
+            self.schedule(half, record, now_ms)
         return half
 
-    def schedule(self, half: HalfMessage, record: HalfRecord) -> None:
-        """Schedule the next check of a half message."""
+    def schedule(self, half: HalfMessage, record: HalfRecord, now_ms: int) -> None:
+        """Schedule the next check of a half message.
+
+        Store times never step back, so they are ahead after the clock was; they count as now.
+        """
         settings = self._context.settings.current
+        half.first_store_ms = min(half.first_store_ms, now_ms)
         due_ms = half.first_store_ms + record.immunity_ms(settings)
         if half.checks > 0:
-            due_ms = max(due_ms, record.store_ms + settings.broker.transaction_check_ms)
+            store_ms = min(record.store_ms, now_ms)
+            due_ms = max(due_ms, store_ms + settings.broker.transaction_check_ms)
         self._wait_until(half, due_ms)
+
+    def clock_stepped(self, step_ms: int) -> None:
+        """The clock was set: half messages wait as long as if it had not been."""
+        for half in self._half_messages.open.values():
+            half.first_store_ms += step_ms
+            if half.due_ms < NEVER:
+                half.due_ms += step_ms
+        self._due = [
+            (half.due_ms, half.first_offset, half)
+            for half in self._half_messages.open.values()
+            if half.due_ms < NEVER
+        ]
+        heapify(self._due)
 
     def on_unknown(self, half: HalfMessage, now_ms: int) -> None:
         """Count the answer "unknown" of a producer."""

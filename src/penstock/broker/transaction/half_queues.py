@@ -247,7 +247,7 @@ class HalfQueues:
 
     # --- following the queue
 
-    def follow(self, now_ms: int, add: Callable[[HalfRecord], None]) -> int:
+    def follow(self, now_ms: int, add: Callable[[HalfRecord], object]) -> int:
         """Add the half messages that were stored since; returns when to continue."""
         queue = self.queue
         if queue is None:
@@ -307,7 +307,7 @@ class HalfQueues:
                 return queue_offset
         return end
 
-    def _add_batch(self, batch: HalfBatch, add: Callable[[HalfRecord], None]) -> int:
+    def _add_batch(self, batch: HalfBatch, add: Callable[[HalfRecord], object]) -> int:
         half_messages = self._half_messages
         for data in batch.records:
             record = read_half(data)

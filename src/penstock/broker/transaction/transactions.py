@@ -11,6 +11,7 @@ request gets an answer, but stores nothing again.
 """
 
 from collections import Counter
+from functools import partial
 from typing import Final, NamedTuple
 
 from penstock.broker.auth.policies import Action
@@ -104,7 +105,9 @@ class EndRequest(NamedTuple):
 class Transactions:
     """The transactions of a broker; `host` is its address as stored in messages."""
 
-    def __init__(self, context: BrokerContext, host: bytes, delayed: DelayRedirect) -> None:
+    def __init__(
+        self, context: BrokerContext, host: bytes, delayed: DelayRedirect, now_ms: int
+    ) -> None:
         self._context = context
         self._delayed = delayed
         self._host = host
@@ -112,7 +115,8 @@ class Transactions:
         self._queues = HalfQueues(context, self.half_messages, host)
         self._resolution = Resolution(context, self._queues, delayed, host)
         self._checks = CheckBack(context, self.half_messages, self._queues, self._resolution, host)
-        HalfRecovery(context, self.half_messages, self._queues, self._checks.schedule).run()
+        schedule = partial(self._checks.schedule, now_ms=now_ms)
+        HalfRecovery(context, self.half_messages, self._queues, schedule).run()
         self._due_ms = 0
         self._reads_in_flight: Counter[ClientId] = Counter()
         """END_TRANSACTION requests whose half message is being read, by connection."""
@@ -242,7 +246,7 @@ class Transactions:
         record = read_half(data) if data is not None else None
         if record is None or data is None:
             raise Refused(f"there is no half message at log offset {request.log_offset}")
-        half = self._find(request, record)
+        half = self._find(request, record, command.now_ms)
         refusal = self._context.access.check_write(command, record.topic)
         if refusal is not None:
             return refusal
@@ -272,7 +276,7 @@ class Transactions:
             if self._queues.pending_ops:
                 raise NotWriteable("the rollback of the transaction can't be stored now")
 
-    def _find(self, request: EndRequest, record: HalfRecord) -> HalfMessage | None:
+    def _find(self, request: EndRequest, record: HalfRecord, now_ms: int) -> HalfMessage | None:
         """The open half message that a request names; raises Refused if the record differs."""
         if record.group != request.group:
             raise Refused(
@@ -290,15 +294,15 @@ class Transactions:
                 f"the offsets do not match: the half message at log offset {record.log_offset} "
                 f"has queue offset {record.queue_offset}"
             )
-        return half or self._add_now(record)
+        return half or self._add_now(record, now_ms)
 
-    def _add_now(self, record: HalfRecord) -> HalfMessage | None:
+    def _add_now(self, record: HalfRecord, now_ms: int) -> HalfMessage | None:
         """Add a half message that `tick` has not read from the queue yet."""
         if record.queue_offset < self.half_messages.position or self.half_messages.is_known(
             record.queue_offset
         ):
             return None
-        return self._checks.add(record)
+        return self._checks.add(record, now_ms)
 
     def _refuse_late(
         self, request: EndRequest, half: HalfMessage, record: HalfRecord, now_ms: int
@@ -390,7 +394,7 @@ class Transactions:
         record = read_half(data)
         if record is None:
             return self._restore_discarded(command, data, message.topic)
-        half = self.half_messages.find_by_record(record) or self._add_now(record)
+        half = self.half_messages.find_by_record(record) or self._add_now(record, command.now_ms)
         if half is None:
             raise Refused(
                 "the half message is already resolved",
@@ -430,12 +434,14 @@ class Transactions:
         """Follow the queue of half messages and send the checks that are due."""
         if self._queues.pending_ops:
             self._queues.write_ops(now_ms)
-        more_ms = self._queues.follow(now_ms, self._add)
+        more_ms = self._queues.follow(now_ms, partial(self._checks.add, now_ms=now_ms))
         self._due_ms = min(more_ms, self._checks.tick(now_ms))
         self._queues.save_progress(now_ms)
 
-    def _add(self, record: HalfRecord) -> None:
-        self._checks.add(record)
+    def clock_stepped(self, step_ms: int) -> None:
+        """The clock was set."""
+        self._checks.clock_stepped(step_ms)
+        self._due_ms = 0
 
     def finish(self, now_ms: int) -> None:
         """Store the progress before the broker stops."""

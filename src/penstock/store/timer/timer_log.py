@@ -4,8 +4,9 @@
     | hash of the topic i32 | due i64 |                                            52 bytes
 
 `previous` is the position of the previous unit of the slot, or -1; `written` + `delay` is the slot.
-`due` (reserved in RocketMQ, 0) is the millisecond at which the message is due. A segment's rest
-that is too short for another unit is filled: | rest i32 | 0 i64 | 0xCBD43194 i32 |.
+`due` (reserved in RocketMQ, 0) is the millisecond at which the message is due, in 48 bits. Its 16
+upper bits are a CRC of the other 50 bytes, or 0 where there is none. A segment's rest that is too
+short for another unit is filled: | rest i32 | 0 i64 | 0xCBD43194 i32 |.
 
 New units stay in memory until the pool has written them. Nothing is mapped: messages that wait for
 days take no memory, and a full disk is an error in the pool.
@@ -13,6 +14,7 @@ days take no memory, and a full disk is an error in the pool.
 
 import struct
 import threading
+from binascii import crc_hqx
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -32,6 +34,10 @@ _MAGIC_MAX: Final = 15
 NOWHERE: Final = -1
 
 _UNIT: Final = struct.Struct(">iqiqiqiiq")
+_CRC_AT: Final = 44
+_DUE_AT: Final = 46
+_DUE_MASK: Final = (1 << 48) - 1
+_NO_CRC: Final = bytes(2)
 _FILLER: Final = struct.Struct(">iqi")
 _SCAN_UNITS: Final = 20_000
 
@@ -53,7 +59,9 @@ class Unit(NamedTuple):
         return self.written_ms + self.delay_ms
 
     def pack(self) -> bytes:
-        return _UNIT.pack(UNIT_BYTES, *self)
+        due_ms = min(max(self.due_ms, 0), _DUE_MASK)
+        data = _UNIT.pack(UNIT_BYTES, *self[:-1], due_ms)
+        return data[:_CRC_AT] + _crc_of(data) + data[_DUE_AT:]
 
 
 def read_unit(data: bytes, at: int) -> Unit | None:
@@ -61,9 +69,19 @@ def read_unit(data: bytes, at: int) -> Unit | None:
     if len(data) - at < UNIT_BYTES:
         return None
     size, *fields = _UNIT.unpack_from(data, at)
+    crc = data[at + _CRC_AT : at + _DUE_AT]
+    if crc != _NO_CRC:
+        if _crc_of(data[at : at + UNIT_BYTES]) != crc:
+            return None
+        fields[-1] &= _DUE_MASK
     unit = Unit(*fields)
     valid = size == UNIT_BYTES and 0 < unit.magic <= _MAGIC_MAX
     return unit if valid and unit.offset >= 0 and unit.size > 0 else None
+
+
+def _crc_of(data: bytes) -> bytes:
+    crc = crc_hqx(data[_DUE_AT:], crc_hqx(data[:_CRC_AT], 0))
+    return (crc or 1).to_bytes(2, "big")  # 0 stands for none
 
 
 class TimerLogChunk(NamedTuple):
@@ -171,7 +189,7 @@ class TimerLog:
                 at += UNIT_BYTES
             place += at
             if at < len(data) or not data:
-                if not _is_filler(data, at):
+                if not is_filler(data, at):
                     return
                 place = segment + self.segment_bytes
 
@@ -265,5 +283,6 @@ class TimerLog:
             return fd
 
 
-def _is_filler(data: bytes, at: int) -> bool:
+def is_filler(data: bytes, at: int) -> bool:
+    """Whether the rest of a segment begins here."""
     return len(data) - at >= FILLER_BYTES and _FILLER.unpack_from(data, at)[2] == FILLER_MAGIC

@@ -4,31 +4,36 @@
     timerwheel          the chain of units of every slot
     config/timercheck   the checkpoint (and a copy, .bak)
 
-The checkpoint has RocketMQ's 56 bytes and behind them, in the same sector, Penstock's own fields:
-the position in the slot that is being delivered, and the precision. All fields describe the same
-point in time. The checkpoint is written after the timer log and the wheel, and only when the
-CommitLog is durable up to its end at that time. So a start finds at least everything that the
-checkpoint describes:
+The checkpoint is written after the timer log and the wheel, and only when the CommitLog is durable
+up to its end at that time. So a start finds at least everything that the checkpoint describes:
 
 1. units behind the checkpoint's end are accepted while they are valid and their messages exist;
 2. slots that point behind the last accepted unit are moved back along their chains;
-3. the queue of timed messages is read on from the message of the last unit.
+3. the wheel has to match the checksum in the checkpoint or, after a crash, the units in the timer
+   log, else it is rebuilt from them;
+4. the queue of timed messages is read on from the message of the last unit.
 
-If the files contradict each other they are rebuilt from the queue: from its first message on,
-without messages that were due before the checkpoint. Until that is done, the checkpoint says that
-it has to be done.
+If the timer log is damaged, or the files contradict each other, they are rebuilt from the queue:
+from its first message on, without messages that were due before the checkpoint. Until that is done,
+the checkpoint says that it has to be done. The same is done if the clock was set back: the slots
+that were passed can't be used again, because their units are still in the log.
 """
 
 import logging
-import struct
-import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-from penstock.errors import BodyError, StoreDamaged
+from penstock.errors import StoreDamaged
 from penstock.store.disk import Disk
+from penstock.store.timer.timer_checkpoint import (
+    REBUILDING,
+    RUNNING,
+    LoadedCheckpoint,
+    TimerCheckpointFile,
+    TimerProgress,
+    clean_state,
+)
 from penstock.store.timer.timer_log import (
     MAGIC_DELETE,
     MAGIC_PLAIN,
@@ -39,42 +44,14 @@ from penstock.store.timer.timer_log import (
     Unit,
 )
 from penstock.store.timer.timer_wheel import SPARE_SLOTS, Slot, TimerWheel
-from penstock.wire.bodies.client_bodies import DataVersion
 from penstock.wire.bodies.table_bodies import TimerCheckpoint
 
 log = logging.getLogger(__name__)
 
-CHECK_BYTES: Final = 4096
-BACKUP_MS: Final = 60_000
+CLOCK_BACK_MS_MAX: Final = 10_000
+"""If the clock is further behind the slot in progress, it was set back."""
 _SPREAD: Final = 8
 """Rolled messages are spread over this fraction of the roll window."""
-_OURS: Final = struct.Struct(">8s8q")
-_CRC: Final = struct.Struct(">I")
-_OURS_AT: Final = 64
-_OURS_MAGIC: Final = b"PENSTOCK"
-_CLEAN: Final = 1
-_REBUILDING: Final = 2
-
-
-class TimerProgress(NamedTuple):
-    """The state of the timer at one time."""
-
-    read_ms: int = 0  # slots before are delivered
-    log_end: int = 0  # of the timer log
-    queue_offset: int = 0  # the next message of the queue to add to the timer log
-    due_ms: int = 0  # in the slot `read_ms`, messages due before are delivered
-    done: int = 0  # and this many of those due at this millisecond
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedCheckpoint:
-    """A checkpoint that was read."""
-
-    progress: TimerProgress
-    ours: bool  # from Penstock's fields, not RocketMQ's
-    precision_ms: int
-    clean: bool
-    rebuilding: bool = False  # the files were being rebuilt
 
 
 class TimerStore:
@@ -87,15 +64,14 @@ class TimerStore:
         self.precision_ms = precision_ms
         self.log = TimerLog(disk, root / "timerlog", segment_bytes)
         self.wheel = TimerWheel(disk, root / "timerwheel", precision_ms)
-        self._check_file = root / "config" / "timercheck"
+        self._check = TimerCheckpointFile(disk, root / "config" / "timercheck", precision_ms)
         self.progress = TimerProgress(read_ms=self.slot_of(now_ms))
         self.checkpointed = TimerProgress()  # the progress that the checkpoint holds
         self.rebuilding = False
         """Whether everything is read from the queue again, until `rebuild_done`."""
         self._before_rebuild = TimerProgress()  # while rebuilding: what was delivered before
         self.clean = True
-        self._version = DataVersion()
-        self._backup_ms = 0  # of the last copy of the checkpoint
+        self._topic_counts: dict[int, int] | None = None  # counted while recovering
         self._rolls = 0
         self._flushing: tuple[int, TimerProgress | None, bool] = (0, None, False)
 
@@ -174,11 +150,11 @@ class TimerStore:
         """
         chunks, end = self.log.unwritten_chunks(), self.log.end
         pages = self.wheel.take_dirty()
-        check = self._pack(durable, _CLEAN if clean else 0) if durable is not None else b""
-
-        backup = durable is not None and (clean or durable.read_ms - self._backup_ms >= BACKUP_MS)
-        if backup and durable is not None:
-            self._backup_ms = durable.read_ms
+        check, backup = b"", False
+        if durable is not None:
+            state = clean_state(self.wheel.checksum(durable.read_ms)) if clean else RUNNING
+            check = self._check.pack(durable, state)
+            backup = self._check.backup_is_due(durable.read_ms) or clean
 
         def work() -> None:
             try:
@@ -188,9 +164,7 @@ class TimerStore:
                 self.wheel.put_back(pages)
                 raise
             if check:
-                self._write_check(self._check_file, check)
-                if backup:
-                    self._write_check(self._backup, check)
+                self._check.write(check, backup=backup)
             self.log.drop_before(log_begin)
 
         self._flushing = (end, durable, clean)
@@ -202,65 +176,17 @@ class TimerStore:
         self.log.wrote(end)
         if durable is not None:
             self.checkpointed, self.clean = durable, clean
-        self.wheel.forget_before(self.checkpointed.read_ms)  # a start begins there
+        self.wheel.forget_before(self.done_to_ms)
 
     @property
-    def _backup(self) -> Path:
-        return self._check_file.with_name("timercheck.bak")
+    def done_to_ms(self) -> int:
+        """Slots before are not needed, now or by a start that begins at the checkpoint. While the
+        files are rebuilt because the clock was set back, the checkpoint is ahead."""
+        return min(self.checkpointed.read_ms, self.progress.read_ms)
 
     def checkpoint(self) -> TimerCheckpoint:
         """The checkpoint on the disk."""
-        return TimerCheckpoint(
-            last_read_time_ms=self.checkpointed.read_ms,
-            last_timer_log_flush_pos=self.checkpointed.log_end,
-            last_timer_queue_offset=self.checkpointed.queue_offset,
-            master_timer_queue_offset=self.checkpointed.queue_offset,
-            data_version=self._version,
-        )
-
-    def _pack(self, progress: TimerProgress, state: int) -> bytes:
-        self._version = self._version.next(max(progress.read_ms, 0))
-        page = bytearray(CHECK_BYTES)
-        fields = TimerCheckpoint(
-            last_read_time_ms=progress.read_ms,
-            last_timer_log_flush_pos=progress.log_end,
-            last_timer_queue_offset=progress.queue_offset,
-            master_timer_queue_offset=progress.queue_offset,
-            data_version=self._version,
-        ).pack()
-        page[: len(fields)] = fields
-        ours = _OURS.pack(_OURS_MAGIC, *progress, self.precision_ms, state, self._version.counter)
-        page[_OURS_AT : _OURS_AT + len(ours)] = ours
-        _CRC.pack_into(page, _OURS_AT + len(ours), zlib.crc32(ours))
-        return bytes(page)
-
-    def _write_check(self, path: Path, page: bytes) -> None:
-        """Write it in place: its fields are in one sector, so a power cut leaves old or new."""
-        self.disk.make_directory(path.parent)
-        self.disk.write_file(path, page)
-
-    def _read_check(self, now_ms: int) -> LoadedCheckpoint | None:
-        for path in (self._check_file, self._backup):
-            data = self.disk.read(path)
-            try:
-                theirs = TimerCheckpoint.unpack(data or b"")
-            except BodyError:
-                continue
-            progress = TimerProgress(
-                theirs.last_read_time_ms,
-                theirs.last_timer_log_flush_pos,
-                theirs.last_timer_queue_offset,
-            )
-            self._version = theirs.data_version
-            ours = _read_ours(data or b"")
-            # Every write counts the version up: if it is the same, Penstock's fields are current.
-            if ours is not None and ours[1] == theirs.data_version.counter:
-                return ours[0]
-            oldest_ms = self.slot_of(now_ms) - self.wheel.slots * self.precision_ms
-            if 0 <= progress.read_ms < 2 * now_ms and min(progress) >= 0 and any(progress):
-                progress = progress._replace(read_ms=max(progress.read_ms, oldest_ms))
-                return LoadedCheckpoint(progress, False, self.precision_ms, False)
-        return None
+        return self._check.fields(self.checkpointed)
 
     # --- opening
 
@@ -269,7 +195,7 @@ class TimerStore:
 
         `log_end` is the CommitLog's; `queue_offset_of` reads the message at a physical offset.
         """
-        check = self._read_check(now_ms)
+        check = self._check.read(now_ms, self.wheel.slots * self.precision_ms)
         if check is None:
             if self.disk.names(self.log.folder):
                 log.error(
@@ -281,14 +207,22 @@ class TimerStore:
         try:
             if check.rebuilding:
                 raise StoreDamaged("the broker stopped while rebuilding them")
+            self.check_clock(check.progress, now_ms)
             self.log.load()
             self._recover(check, log_end, queue_offset_of, now_ms)
         except StoreDamaged as error:
-            log.error("rebuilding the timer's files from its queue: %s", error)
+            log.warning("rebuilding the timer's files from its queue: %s", error)
             self.progress = self.checkpointed = check.progress
             self.rebuild(now_ms)
             return False
         return True
+
+    def check_clock(self, progress: TimerProgress, now_ms: int) -> None:
+        """Raise StoreDamaged if the clock was set back: until it reaches the slot in progress
+        again, new messages would be late."""
+        back_ms = progress.read_ms - now_ms
+        if back_ms > CLOCK_BACK_MS_MAX:
+            raise StoreDamaged(f"the clock was set back by {back_ms // 1000} s or more")
 
     def rebuild(self, now_ms: int) -> None:
         """Delete the files: everything is read from the queue again; waits for the disk.
@@ -300,9 +234,7 @@ class TimerStore:
             self.rebuilding = True
             self._before_rebuild = self.progress if known else TimerProgress()
         if known:  # else there is no checkpoint
-            page = self._pack(self.checkpointed, _REBUILDING)
-            self._write_check(self._check_file, page)
-            self._write_check(self._backup, page)
+            self._check.write(self._check.pack(self.checkpointed, REBUILDING), backup=True)
         self.log.clear()
         self.wheel.clear()
         self.clean = False
@@ -330,24 +262,19 @@ class TimerStore:
     ) -> None:
         recorded = check.progress
         read_ms, end = self.slot_of(recorded.read_ms), recorded.log_end
-        self.clean = check.clean
         if check.precision_ms != self.precision_ms:
             raise StoreDamaged(
                 f"the precision was {check.precision_ms} ms and is now {self.precision_ms} ms"
             )
         self._check_end(end)
-        found = []
+        found: list[tuple[int, Unit]] = []
         for place, unit in self.log.scan(end):
             if unit.offset + unit.size > log_end:
                 break
             found.append((place, unit))
             end = place + UNIT_BYTES
-        if not self.wheel.load(read_ms, now_ms):
-            self._rebuild_wheel(read_ms, end)
-        else:
-            self._truncate_chains(read_ms, end)
-            for place, unit in found:
-                self._replay(read_ms, place, unit)
+        self.clean = check.clean and not found
+        self._recover_wheel(check, found, end, now_ms)
         self.log.cut(end)
         queue_offset = recorded.queue_offset
         last = found[-1][1] if found else None if check.ours or end == 0 else self._last_unit(end)
@@ -356,6 +283,32 @@ class TimerStore:
             queue_offset = offset + 1 if offset is not None else queue_offset
         self.progress = TimerProgress(read_ms, end, queue_offset, recorded.due_ms, recorded.done)
         self.checkpointed = self.progress
+
+    def _recover_wheel(
+        self, check: LoadedCheckpoint, found: list[tuple[int, Unit]], end: int, now_ms: int
+    ) -> None:
+        """Load the wheel as the checkpoint describes it, and add the units found after that."""
+        read_ms, checksum = self.slot_of(check.progress.read_ms), check.wheel_checksum
+        loaded = self.wheel.load(read_ms, now_ms)
+        if loaded:
+            self._truncate_chains(read_ms, check.progress.log_end)
+            known = checksum is not None and self.wheel.checksum(read_ms) == checksum
+            for place, unit in found:
+                self._replay(read_ms, place, unit)
+            if known:
+                return
+        slots = self._scan_slots(read_ms, end)
+        if loaded and checksum is None and self._matches(read_ms, slots):
+            return
+        if end > 0:
+            log.warning(
+                "%s is missing or not valid: rebuilding it from %s",
+                self.wheel.path,
+                self.log.folder,
+            )
+        self.wheel.clear()
+        for slot_ms, slot in slots.items():
+            self.wheel.set(slot_ms, slot)
 
     def _check_end(self, end: int) -> None:
         """Check that the checkpoint's end is the end of a unit: else the log is not the same."""
@@ -392,31 +345,43 @@ class TimerStore:
         if slot is None or slot.last < place:
             self.wheel.add(unit.slot_ms, place, _change(unit))
 
-    def _rebuild_wheel(self, read_ms: int, end: int) -> None:
-        """Rebuild the wheel from the timer log, which has all chains."""
-        if end > 0:
-            log.warning(
-                "%s is missing or not valid: rebuilding it from %s",
-                self.wheel.path,
-                self.log.folder,
-            )
-        self.wheel.clear()
+    def _scan_slots(self, read_ms: int, end: int) -> dict[int, Slot]:
+        """The chains of all slots from `read_ms` on, read from the timer log; waits for the disk.
+
+        Counts the messages by topic too, which needs the same scan.
+        """
+        slots: dict[int, Slot] = {}
+        counts: dict[int, int] = {}
         reached = self.log.begin
         for place, unit in self.log.scan(self.log.begin):
             if place >= end:
                 break
-            self._replay(read_ms, place, unit)
             reached = place + UNIT_BYTES
+            slot_ms, change = unit.slot_ms, _change(unit)
+            if slot_ms >= read_ms:
+                slot = slots.get(slot_ms) or Slot(place, place, 0)
+                slots[slot_ms] = Slot(slot.first, place, slot.units + change)
+                counts[unit.topic_hash] = counts.get(unit.topic_hash, 0) + change
         if reached < end and end % self.log.segment_bytes:
             raise StoreDamaged(f"{self.log.folder} has no valid unit at {reached}")
+        self._topic_counts = counts
+        return slots
+
+    def _matches(self, read_ms: int, slots: dict[int, Slot]) -> bool:
+        """Whether the wheel has these chains; old segments of a chain may be deleted."""
+        used = dict(self.wheel.used(read_ms))
+        return used.keys() == slots.keys() and all(
+            slot == slots[slot_ms]
+            or (slot.first < self.log.begin and slot.last == slots[slot_ms].last)
+            for slot_ms, slot in used.items()
+        )
 
     def count_topics(self) -> dict[int, int]:
-        """The number of waiting messages by the hash of their topic; waits for the disk."""
-        counts: dict[int, int] = {}
-        for _, unit in self.log.scan(self.log.begin):
-            if unit.slot_ms >= self.progress.read_ms:
-                counts[unit.topic_hash] = counts.get(unit.topic_hash, 0) + _change(unit)
-        return counts
+        """The number of waiting messages by the hash of their topic; may wait for the disk."""
+        if self._topic_counts is None:
+            self._scan_slots(self.progress.read_ms, self.log.end)
+        counts, self._topic_counts = self._topic_counts, None
+        return counts or {}
 
     def first_offsets(self) -> list[tuple[int, int]]:
         """(end of a slot, log offset): until that slot is delivered, messages from the offset on
@@ -434,20 +399,6 @@ class TimerStore:
 
     def close(self) -> None:
         self.log.close()
-
-
-def _read_ours(data: bytes) -> tuple[LoadedCheckpoint, int] | None:
-    """Penstock's part of a checkpoint, and its version."""
-    ours = data[_OURS_AT : _OURS_AT + _OURS.size]
-    if len(data) < _OURS_AT + _OURS.size + _CRC.size or not ours.startswith(_OURS_MAGIC):
-        return None
-    if _CRC.unpack_from(data, _OURS_AT + _OURS.size)[0] != zlib.crc32(ours):
-        return None
-    _, *progress, precision_ms, state, counter = _OURS.unpack(ours)
-    clean, rebuilding = state == _CLEAN, state == _REBUILDING
-    return LoadedCheckpoint(
-        TimerProgress(*progress), True, precision_ms, clean, rebuilding
-    ), counter
 
 
 def _change(unit: Unit) -> int:

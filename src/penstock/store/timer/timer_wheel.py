@@ -10,6 +10,7 @@ of the file are in the past. The pool writes the pages that have changed.
 """
 
 import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -134,6 +135,13 @@ class TimerWheel:
     def total(self) -> int:
         """The number of all waiting messages."""
         return max(sum(self._counts.values()), 0)
+
+    def checksum(self, from_ms: int) -> int:
+        """A checksum of all chains from a slot on."""
+        crc = 0
+        for slot_ms, slot in self.used(from_ms):
+            crc = zlib.crc32(_SLOT.pack(slot_ms, *slot, 0), crc)
+        return crc
 
     def forget_before(self, slot_ms: int) -> None:
         """Free the memory of pages that are in the past and written."""

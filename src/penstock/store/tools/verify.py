@@ -4,7 +4,8 @@
    and its entry confirm each other (`log_scan`).
 2. Queue entries that no record confirmed, and records without an entry (`verify_queues`).
 3. Index entries against the records that they point at, and their chains (`verify_index`).
-4. Checkpoint and snapshot against what was found.
+4. The timer's files against each other (`verify_timer`).
+5. Checkpoint and snapshot against what was found.
 
 What counts as damage depends on how the store was left. After a crash recovery begins at
 `replay_from`: it truncates a torn tail, and rebuilds the queue and index entries from there on. So
@@ -20,6 +21,7 @@ from penstock.store.tools.problem import DAMAGE, NOTE, Problem
 from penstock.store.tools.verification_state import VerificationState
 from penstock.store.tools.verify_index import check_index
 from penstock.store.tools.verify_queues import check_queues
+from penstock.store.tools.verify_timer import check_timer
 
 _KINDS = ("", "short", "unwritten", "magic", "size", "lengths", "crc", "place", "torn")
 
@@ -35,6 +37,7 @@ class Verification(VerificationState):
             self._saved_tails,
             self._queues,
             self._index,
+            self._timer,
             self._checkpoints,
         ):
             for problem in step():
@@ -50,13 +53,16 @@ class Verification(VerificationState):
             )
             yield Problem(NOTE, "log.truncated", f"{folder.name}/{path.name}", 0, text)
 
-    # --- queues, index, checkpoint
+    # --- queues, index, timer, checkpoint
 
     def _queues(self) -> Iterator[Problem]:
         return check_queues(self)
 
     def _index(self) -> Iterator[Problem]:
         return check_index(self)
+
+    def _timer(self) -> Iterator[Problem]:
+        return check_timer(self)
 
     def _checkpoints(self) -> Iterator[Problem]:
         files, totals = self.files, self.totals

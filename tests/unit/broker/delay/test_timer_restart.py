@@ -1,5 +1,6 @@
 """The timer after restarts, crashes and lost files: no message is lost, few are duplicated."""
 
+import logging
 import shutil
 import struct
 from pathlib import Path
@@ -7,8 +8,10 @@ from random import Random
 
 import pytest
 
-from penstock.store.timer.timer_store import TimerStore
-from penstock.store.timer.timer_wheel import TimerWheel
+from penstock.store.timer.timer_checkpoint import TimerCheckpointFile
+from penstock.store.timer.timer_wheel import SLOT_BYTES, TimerWheel
+from penstock.store.tools.inspection import StoreFiles
+from penstock.store.tools.verify import Verification
 from penstock.testing import FaultyDisk
 from tests.unit.broker.broker_kit import BrokerFixture
 from tests.unit.broker.delay.timer_kit import (
@@ -178,8 +181,141 @@ def test_damaged_files_are_rebuilt(tmp_path: Path) -> None:
         (root / name).write_bytes(data)
         env = open_broker(root, now_ms)
         advance(env, 70_000)
-        assert set(bodies(env)) >= {b"x", b"60000"}, (name, at)
+        assert bodies(env) == ALL, (name, at)
         env.close()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("name", ["timerwheel", "timerlog/" + "0" * 20])
+def test_zeroed_files_are_rebuilt_with_one_warning(
+    tmp_path: Path, name: str, clean: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = prepare(tmp_path)
+    advance(env, 5000)
+    now_ms = env.now_ms
+    if clean:
+        env.close()
+    else:
+        crash(env)
+    path = tmp_path / name
+    path.write_bytes(bytes(path.stat().st_size))
+    caplog.clear()
+    env = open_broker(tmp_path, now_ms)
+    warned = [record for record in caplog.records if "rebuilding" in record.getMessage()]
+    assert [record.levelno for record in warned] == [logging.WARNING]
+    advance(env, 70_000)
+    repeated = [] if clean or name == "timerwheel" else [b"1500"]  # of the last millisecond
+    assert sorted(bodies(env)) == sorted(ALL + repeated)
+    env.close()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("timerwheel", "timer.wheel"),
+        ("timerlog/" + "0" * 20, "timer.log"),
+        ("config/timercheck", "timer.checkpoint"),
+        (None, None),
+    ],
+)
+def test_verify_reports_damage_of_the_timer_files(
+    tmp_path: Path, name: str | None, kind: str | None, clean: bool
+) -> None:
+    env = prepare(tmp_path)
+    for number in range(100):  # more than one segment
+        send(env, 60_000 + number)
+    advance(env, 5000)
+    if clean:
+        env.close()
+    else:
+        crash(env)
+    if kind == "timer.checkpoint":
+        (tmp_path / "config/timercheck").unlink()
+        (tmp_path / "config/timercheck.bak").unlink(missing_ok=True)
+    elif name is not None:
+        path = tmp_path / name
+        path.write_bytes(bytes(path.stat().st_size))
+    problems = Verification(StoreFiles(tmp_path)).run()
+    assert [p.kind for p in problems if p.kind.startswith("timer.")] == ([kind] if kind else [])
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_wheel_without_one_slot_is_rebuilt(tmp_path: Path, clean: bool) -> None:
+    env = prepare(tmp_path)
+    advance(env, 5000)
+    files = env.broker.timers.files
+    now_ms, (slot_ms, _) = env.now_ms, next(files.wheel.used(files.progress.read_ms))
+    if clean:
+        env.close()
+    else:
+        crash(env)
+    path = tmp_path / "timerwheel"
+    data = bytearray(path.read_bytes())
+    at = slot_ms // 1000 % TimerWheel.slots * SLOT_BYTES
+    assert any(data[at : at + SLOT_BYTES])
+    data[at : at + SLOT_BYTES] = bytes(SLOT_BYTES)
+    path.write_bytes(data)
+    env = open_broker(tmp_path, now_ms)
+    advance(env, 70_000)
+    assert bodies(env) == ALL
+    env.close()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_after_the_clock_was_ahead_timers_are_in_time(tmp_path: Path, clean: bool) -> None:
+    env = open_broker(tmp_path)
+    env.send(body=b"x")
+    send(env, 4 * HOUR_MS, b"far")
+    env.now_ms += 3 * HOUR_MS
+    send(env, 2000, b"early")
+    advance(env, 5000)
+    assert bodies(env) == [b"x", b"early"]
+    now_ms = env.now_ms - 3 * HOUR_MS
+    if clean:
+        env.close()
+    else:
+        crash(env)
+    env = open_broker(tmp_path, now_ms)
+    send(env, 2000, b"after")
+    advance(env, 1999)
+    assert bodies(env) == [b"x", b"early"]
+    advance(env, 1)
+    assert bodies(env) == [b"x", b"early", b"after"]
+    advance_in_steps(env, 4 * HOUR_MS, 30_000)
+    advance(env, 1000)
+    assert bodies(env) == [b"x", b"early", b"after", b"far"]
+    env.close()
+
+
+def test_a_clock_set_back_while_messages_are_delivered_delays_nothing(tmp_path: Path) -> None:
+    env = open_broker(tmp_path)
+    env.send(body=b"x")
+    env.now_ms += 3 * HOUR_MS
+    send(env, 2000, b"early")
+    advance(env, 2000)
+    env.now_ms -= 3 * HOUR_MS  # in the slot that is being delivered
+    send(env, 2000, b"after")
+    advance(env, 2000)
+    assert bodies(env) == [b"x", b"early", b"after"]
+    advance_in_steps(env, 4 * HOUR_MS, 30_000)
+    assert bodies(env) == [b"x", b"early", b"after"]
+    env.close()
+
+
+def test_progress_is_saved_as_soon_as_it_is_flushed(tmp_path: Path) -> None:
+    """So that a crash repeats no more than a period and the time of a flush."""
+    env = open_broker(tmp_path)
+    env.send(body=b"x")
+    for number in range(100):
+        send(env, 100 * number + 1, b"m")
+    advance(env, 2000)
+    flush_ms = env.store.config.timer_flush_ms
+    for _ in range(80):
+        advance(env, 50)
+        saved = env.broker.timers.files.checkpointed
+        assert env.now_ms - max(saved.due_ms, saved.read_ms) <= flush_ms + 300
+    env.close()
 
 
 def test_a_rebuild_does_not_duplicate_rolled_messages(tmp_path: Path) -> None:
@@ -304,11 +440,11 @@ def test_the_timer_waits_while_the_disk_is_full(
 ) -> None:
     env = prepare(tmp_path)
 
-    def fail(self: TimerStore, path: Path, page: bytes) -> None:
+    def fail(self: TimerCheckpointFile, page: bytes, *, backup: bool) -> None:
         raise OSError(28, "no space left")
 
     with monkeypatch.context() as patched:
-        patched.setattr(TimerStore, "_write_check", fail)
+        patched.setattr(TimerCheckpointFile, "write", fail)
         advance(env, 3000)
         assert bodies(env) == ALL[:7], "delivery goes on"
     advance(env, 3000)

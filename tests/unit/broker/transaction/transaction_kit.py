@@ -253,9 +253,9 @@ class TransactionFixture(BrokerFixture):
 
 @contextmanager
 def transaction_fixture(
-    root: Path, settings: Settings | None = None
+    root: Path, settings: Settings | None = None, now_ms: int = 0
 ) -> Iterator[TransactionFixture]:
-    made = TransactionFixture(root, settings)
+    made = TransactionFixture(root, settings, now_ms)
     try:
         yield made
     finally:

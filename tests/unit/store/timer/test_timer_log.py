@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import StoreDamaged
+from penstock.store.timer.timer_checkpoint import TimerProgress
 from penstock.store.timer.timer_log import NOWHERE, UNIT_BYTES, TimerLog, Unit, read_unit
 from penstock.store.timer.timer_slots import Chain
-from penstock.store.timer.timer_store import TimerProgress, TimerStore
+from penstock.store.timer.timer_store import TimerStore
 from penstock.store.timer.timer_wheel import PAGE_SLOTS, Slot, TimerWheel
 from tests.unit.broker.delay.timer_kit import QuickDisk
 
@@ -36,9 +37,19 @@ def log(tmp_path: Path) -> TimerLog:
 def test_a_unit_has_the_format_of_rocketmq(log: TimerLog) -> None:
     log.append(Unit(-1, 3, 1000, -7, 99, 123, -5, 1001))
     (chunk,) = log.unwritten_chunks()
-    assert chunk.data == struct.pack(">iqiqiqiiq", 52, -1, 3, 1000, -7, 99, 123, -5, 1001)
+    plain = struct.pack(">iqiqiqiiq", 52, -1, 3, 1000, -7, 99, 123, -5, 1001)
+    assert chunk.data[:44] + bytes(2) + chunk.data[46:] == plain, "reserved bytes hold a checksum"
+    assert read_unit(plain, 0) == read_unit(chunk.data, 0)
     assert read_unit(chunk.data, 0) == Unit(-1, 3, 1000, -7, 99, 123, -5, 1001)
     assert Unit(-1, 3, 1000, -7, 99, 123, -5, 1001).slot_ms == 993
+
+
+def test_a_unit_with_a_flipped_bit_is_not_valid() -> None:
+    data = unit(7, due_ms=NOW_MS + 1).pack()
+    for bit in range(8 * UNIT_BYTES):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        assert read_unit(bytes(damaged), 0) is None, bit
 
 
 def test_a_full_segment_ends_with_a_filler(log: TimerLog) -> None:
