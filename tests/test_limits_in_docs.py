@@ -10,8 +10,16 @@ import pytest
 
 from penstock.broker.admin.large_requests import PAGE_MAX
 from penstock.broker.admin.large_requests import QUEUES_MAX as STATISTICS_QUEUES_MAX
-from penstock.broker.auth.users import RULES_MAX, USER_RULES_MAX, USERS_MAX
+from penstock.broker.auth.users import (
+    PASSWORD_BYTES_MAX,
+    RULES_MAX,
+    USER_NAME_MAX,
+    USER_RULES_MAX,
+    USERS_MAX,
+)
+from penstock.broker.consumers.assignment import ASSIGNED_MAX, MODES_MAX
 from penstock.broker.consumers.clients import MEMBERSHIPS_MAX, MEMBERSHIPS_PER_CLIENT_MAX
+from penstock.broker.consumers.groups import FORBIDDEN_MAX
 from penstock.broker.consumers.heartbeats import BODY_BYTES_MAX as HEARTBEAT_BYTES_MAX
 from penstock.broker.consumers.heartbeats import GROUPS_MAX, SUBSCRIPTIONS_MAX
 from penstock.broker.consumers.queue_locks import LOCKS_MAX
@@ -40,6 +48,7 @@ from penstock.broker.transaction.half_messages import OUTCOMES_MAX
 from penstock.cli.supervisor import DELAY_S, DELAY_S_MAX
 from penstock.cli.up import BROKERS_MAX
 from penstock.config import Settings, delays_ms
+from penstock.nameserver.kv_config import KEY_CHARS_MAX, TOTAL_CHARS_MAX, VALUE_CHARS_MAX
 from penstock.server.answer_executor import (
     SUSPENDED_MAX,
     SUSPENDED_PER_CLIENT_MAX,
@@ -88,7 +97,15 @@ BROKER_ROWS: list[Row] = [
     ("order.md", "A broker has at most {:,} locks", (LOCKS_MAX,)),
     ("broker.md", "{:,} queues in one request for locks, {:,} locks in all",
      (LOCKED_QUEUES_MAX, LOCKS_MAX)),
-    ("broker.md", "statistics or reset of {:,} queues", (STATISTICS_QUEUES_MAX,)),
+    ("broker.md", "statistics, correction or reset of {:,} queues", (STATISTICS_QUEUES_MAX,)),
+    ("broker.md", "| {:,} queues in the assignment of one consumer", (ASSIGNED_MAX,)),
+    ("broker.md", "| {:,} topics that groups may not read, {:,} request modes",
+     (FORBIDDEN_MAX, MODES_MAX)),
+    ("broker.md", "| {:,} queues of all topics", (BROKER.queues_max,)),
+    ("security.md", "A username has at most {} printable characters, a password at most {:,} bytes",
+     (USER_NAME_MAX, PASSWORD_BYTES_MAX)),
+    ("nameserver.md", "at most {:,} characters, a value {:,}, and all entries together {} MiB",
+     (KEY_CHARS_MAX, VALUE_CHARS_MAX, whole(TOTAL_CHARS_MAX, MIB))),
     ("broker.md", "{:,} users, {:,} rules of one user, {:,} rules in all",
      (USERS_MAX, USER_RULES_MAX, RULES_MAX)),
     ("security.md", "A broker has at most {:,} users. A user has at most {:,} rules",

@@ -24,8 +24,8 @@ from penstock.wire.message import decode_message
 
 UNIQUE_MAX = 32
 """Most messages of a query by unique id, the newest ones, whatever the client asks for."""
-ENTRIES_MAX = 10_000
-"""Most entries of one response: about 1 MB."""
+ENTRIES_MAX = 1_000
+"""Most entries of one response: about 100 KB; mqadmin queryCq asks for 10."""
 _TAG = "T"  # indexType of 5.4; keys (K) and unique ids (U) have no prefix in the index
 
 

@@ -335,9 +335,10 @@ class Topics:
             self._settings.current.broker.auto_create_topics
         )
         if template_config is not None and allowed and template_config.perm & PERM_INHERIT:
-            self.check_count()
-            self._auto_creations.count(client, f"the topic {topic}", now_ms)
             queues = max(min(template_queues, template_config.write_queue_nums), 0)
+            self.check_count()
+            self.check_queues(queues)
+            self._auto_creations.count(client, f"the topic {topic}", now_ms)
             config = TopicConfig(
                 topic_name=topic,
                 read_queue_nums=queues,
@@ -366,6 +367,21 @@ class Topics:
                 unit="topics",
                 setting="topics_max",
                 hint="delete topics that are not used, or raise the setting",
+            )
+
+    def check_queues(self, added: int) -> None:
+        """Refuse to create queues beyond `queues_max`, of all topics together. Those of topics that
+        the broker itself needs are not refused."""
+        limit = self._settings.current.broker.queues_max
+        count = self.table.queues + added
+        if added > 0 and count > limit:
+            raise InvalidParameter.over(
+                "too many queues of all topics",
+                figure=count,
+                limit=limit,
+                unit="queues",
+                setting="queues_max",
+                hint="reduce the queues of topics, delete topics, or raise the setting",
             )
 
     def _queue_for_send(self, config: TopicConfig, queue_id: int) -> ConsumeQueue:

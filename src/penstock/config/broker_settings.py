@@ -82,6 +82,10 @@ class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
         int, Doc("The maximum number of topics that sends and tools may create. Retry topics "
                  "and dead letter topics count, but are always created.", live=True, least=1)
     ] = 50_000  # fmt: skip
+    queues_max: Annotated[
+        int, Doc("The maximum number of queues of all topics that sends and tools may create.",
+                 live=True, least=1)
+    ] = 4_000_000  # fmt: skip
     groups_max: Annotated[
         int, Doc("The maximum number of consumer groups. More are not created.", live=True, least=1)
     ] = 50_000  # fmt: skip

@@ -221,6 +221,7 @@ class TopicTable(_ConfigTable[TopicConfigSerializeWrapper]):
     def __init__(self) -> None:
         super().__init__()
         self._topics: dict[str, TopicConfig] = {}
+        self.queues = 0  # of all topics
         self.topics: Mapping[str, TopicConfig] = MappingProxyType(self._topics)
 
     def get(self, topic: str) -> TopicConfig | None:
@@ -246,6 +247,7 @@ class TopicTable(_ConfigTable[TopicConfigSerializeWrapper]):
         """Remove the topic; None if it does not exist."""
         config = self._topics.pop(topic, None)
         if config is not None:
+            self.queues -= config.queues
             del self._texts[topic]
             self._changed(now_ms)
         return config
@@ -262,6 +264,7 @@ class TopicTable(_ConfigTable[TopicConfigSerializeWrapper]):
 
     def _install(self, wrapper: TopicConfigSerializeWrapper) -> None:
         self._topics.clear()
+        self.queues = 0
         self._texts.clear()
         for name, config in wrapper.topic_config_table.items():
             if config.topic_name != name:
@@ -271,6 +274,8 @@ class TopicTable(_ConfigTable[TopicConfigSerializeWrapper]):
 
     def _set(self, config: TopicConfig) -> None:
         self._write(config.topic_name, config)
+        before = self._topics.get(config.topic_name)
+        self.queues += config.queues - (before.queues if before is not None else 0)
         self._topics[config.topic_name] = config
 
 
@@ -314,6 +319,10 @@ class SubscriptionGroupTable(_ConfigTable[SubscriptionGroupWrapper]):
     def forbidden(self, group: str, topic: str) -> int:
         """The bits that are forbidden to the group on the topic."""
         return max(self._forbidden.get(group, {}).get(topic, 0), 0)
+
+    def forbidden_count(self) -> int:
+        """The number of pairs of group and topic with forbidden bits."""
+        return sum(map(len, self._forbidden.values()))
 
     def forbid(self, group: str, topic: str, bits: int, now_ms: int) -> None:
         """Set the forbidden bits; 0 allows everything."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker import query
 from penstock.broker.query import QueryHandlers
 from penstock.rpc.answers import Reply
 from penstock.wire.bodies.admin_bodies import QueryConsumeQueueResponseBody
@@ -112,6 +113,16 @@ def test_entries_of_a_queue(env: AdminFixture) -> None:
     ]
     assert len(entries(env, count=99).queue_data or []) == 3
     assert entries(env, count=-1).queue_data == []
+
+
+def test_the_number_of_entries_is_limited(
+    env: AdminFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query, "ENTRIES_MAX", 2)
+    for _ in range(3):
+        env.put("orders")
+    assert len(entries(env, count=10_000).queue_data or []) == 2
+    assert len(entries(env, index=2, count=10_000).queue_data or []) == 1
 
 
 def test_entries_include_the_subscription_of_a_group(env: AdminFixture) -> None:

@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StoreDamaged
+from penstock.nameserver import kv_config
 from penstock.rpc.answers import Reply
-from penstock.wire.codes import RequestCode
+from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.java_properties import parse_properties
 from tests.unit.nameserver.nameserver_kit import NameServerFixture
 
+INVALID = ResponseCode.INVALID_PARAMETER
 ORDER = "ORDER_TOPIC_CONFIG"
 
 
@@ -34,6 +36,54 @@ def test_an_empty_value_is_a_value_and_a_missing_one_is_none() -> None:
     got = env.get(RequestCode.GET_KV_CONFIG, namespace=ORDER, key="orders")
     assert got.ext == {"value": ""}
     assert env.ask(RequestCode.PUT_KV_CONFIG, namespace=ORDER, key="orders").code == 29
+
+
+@pytest.mark.parametrize(
+    ("changed", "limit"),
+    [
+        (
+            {"namespace": "n" * 1025},
+            "namespace is too long: 1025 characters, the limit is 1024",
+        ),
+        ({"key": "k" * 1025}, "key is too long: 1025 characters, the limit is 1024"),
+        ({"value": "v" * 65537}, "value is too long: 65537 characters, the limit is 65536"),
+    ],
+)
+def test_names_and_values_that_are_too_long_are_refused(
+    changed: dict[str, str], limit: str
+) -> None:
+    env = NameServerFixture()
+    fields = {"namespace": ORDER, "key": "orders", "value": "broker-a:4"}
+    refused = env.ask(RequestCode.PUT_KV_CONFIG, **fields | changed)
+    assert refused.code == ResponseCode.INVALID_PARAMETER
+    assert limit in (refused.remark or "")
+    assert env.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, namespace=ORDER).code == 22
+
+
+def test_the_size_of_all_values_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_config, "TOTAL_CHARS_MAX", 1_000)
+    env = NameServerFixture(tmp_path)
+
+    def code(key: str, size: int) -> int:
+        fields = {"namespace": "n", "key": key, "value": "v" * size}
+        return env.ask(RequestCode.PUT_KV_CONFIG, **fields).code
+
+    assert [code("a", 400), code("b", 300), code("c", 200)] == [0, 0, INVALID]
+    assert [code("a", 100), code("c", 200)] == [0, 0]
+    env.get(RequestCode.DELETE_KV_CONFIG, namespace="n", key="b")
+    env = NameServerFixture(tmp_path)
+    assert [code("d", 600), code("d", 400)] == [INVALID, 0]
+
+
+def test_a_table_that_is_too_large_already_can_be_made_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_config, "TOTAL_CHARS_MAX", 100)
+    value = "v" * 500
+    (tmp_path / "kvConfig.json").write_text(f'{{"configTable":{{"n":{{"k":"{value}"}}}}}}')
+    env = NameServerFixture(tmp_path)
+    assert env.ask(RequestCode.PUT_KV_CONFIG, namespace="n", key="k", value="v" * 400).code == 0
+    assert env.ask(RequestCode.PUT_KV_CONFIG, namespace="n", key="k2", value="").code == INVALID
 
 
 def test_a_namespace_is_listed_and_stays_when_it_is_empty() -> None:

@@ -13,11 +13,12 @@ from penstock.broker.auth.users import (
     ENABLED,
     NORMAL,
     SUPER,
-    USER_NAME_MAX,
     User,
     acl_of,
     apply_user_info,
     check_count,
+    check_password,
+    check_user_name,
     merge_rules,
     parse_user_status,
     parse_user_type,
@@ -65,19 +66,14 @@ class AuthAdmin:
     def create_user(self, command: Command) -> Answer:
         """Body: UserInfo; the name is in the header."""
         name = _username(command)
-        if len(name) > USER_NAME_MAX:
-            raise InvalidParameter.over(
-                "the username is too long",
-                figure=len(name),
-                limit=USER_NAME_MAX,
-                unit="characters",
-            )
+        check_user_name(name)
         info = command.body_as(UserInfo, bytes_max=BODY_BYTES_MAX)
         type = parse_user_type(info.user_type) or NORMAL
         if type == SUPER:
             self._require_super(command, name)
         if not (info.password or "").strip():
             raise NoPermission(f"the user {name} has no password", hint="set a password")
+        check_password(info.password or "")
         if name in self._table.users:
             raise NoPermission(f"the user {name} already exists", hint="change it with updateUser")
         user = User.of(

@@ -8,7 +8,7 @@ import msgspec
 from penstock.broker.admin.large_requests import Pages
 from penstock.broker.attributes import GROUP_ATTRIBUTES, alter
 from penstock.broker.context import BrokerContext
-from penstock.errors import InvalidParameter
+from penstock.errors import GroupNotExist, InvalidParameter
 from penstock.rpc.answers import Answer, InThread, PersistentTable, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.json_replies import reply_with
@@ -92,6 +92,10 @@ class GroupHandlers:
         groups, group, topic = self._context.groups, command.text("group"), command.text("topic")
         if command.ext.get("readable"):
             allowed = command.truth("readable")
+            if not allowed:
+                self._context.topics.need(topic)
+                if groups.get(group) is None:
+                    raise GroupNotExist(f"the subscription group {group} does not exist here")
             groups.allow_reading(group, topic, allowed=allowed, now_ms=command.now_ms)
         return reply_with(
             GroupForbidden(topic=topic, group=group, readable=groups.may_read(group, topic))

@@ -99,6 +99,12 @@ class ResetHandlers:
         topic, compared = command.text("topic"), command.text("compareGroup")
         ignored = set(command.text_or("filterGroups").split(","))
         offsets = self._context.offsets
+        groups = [group for group in offsets.groups_of_topic(topic) if group not in ignored]
+        refuse_too_many_queues(
+            f"too many queues of the topic {topic} have offsets",
+            max((len(offsets.queues(group, topic)) for group in [*groups, compared]), default=0),
+            hint="query the offsets of single groups and queues",
+        )
         lowest: OffsetsByQueueId = {}
 
         def lower(of_queue: tuple[int, int]) -> None:
@@ -115,10 +121,7 @@ class ResetHandlers:
             return reply_from_pool(lambda: QueryCorrectionOffsetBody(correction_offsets=lowest))
 
         others = (
-            of_queue
-            for group in offsets.groups_of_topic(topic)
-            if group not in ignored
-            for of_queue in list(offsets.queues(group, topic).items())
+            of_queue for group in groups for of_queue in list(offsets.queues(group, topic).items())
         )
         mine = list(offsets.queues(compared, topic).items())
         return in_steps(others, lower, lambda: in_steps(mine, compare, finish))

@@ -184,6 +184,9 @@ class TopicHandlers:
         created = sum(topics.get(config.topic_name) is None for config in changed)
         if created:
             topics.check_count(created)
+        known = [topics.get(config.topic_name) for config in changed]
+        before = sum(config.queues for config in known if config is not None)
+        topics.check_queues(sum(config.queues for config in changed) - before)
         return in_steps(
             changed,
             lambda config: topics.put(config, now_ms),

@@ -32,6 +32,8 @@ USERS_MAX: Final = 10_000
 """Maximum number of users."""
 USER_NAME_MAX: Final = 255
 """Maximum length of a user name in characters."""
+PASSWORD_BYTES_MAX: Final = 1024
+"""Maximum length of a password in UTF-8."""
 USER_RULES_MAX: Final = 1_000
 """Maximum number of rules of one user, where each source address counts as one more: a request of
 its user is compared with all of them."""
@@ -291,12 +293,35 @@ def remove_rule(rules: Rules, kind: PolicyType, resource: Resource) -> Rules:
 def apply_user_info(user: User, info: UserInfo) -> User:
     """The user with the changes of a request."""
     if info.password and info.password.strip():
+        check_password(info.password)
         user = replace(user, password=info.password, secret=text_bytes(info.password))
     return replace(
         user,
         type=parse_user_type(info.user_type) or user.type,
         status=parse_user_status(info.user_status) or user.status,
     )
+
+
+def check_password(password: str) -> None:
+    """Refuse a password that is too long."""
+    length = len(password.encode(errors="replace"))
+    if length > PASSWORD_BYTES_MAX:
+        raise InvalidParameter.over(
+            "the password is too long", figure=length, limit=PASSWORD_BYTES_MAX, unit="bytes"
+        )
+
+
+def check_user_name(name: str) -> None:
+    """Refuse a name that is too long or has characters that can't be printed."""
+    if len(name) > USER_NAME_MAX:
+        raise InvalidParameter.over(
+            "the username is too long", figure=len(name), limit=USER_NAME_MAX, unit="characters"
+        )
+    if not name.isprintable():
+        raise InvalidParameter(
+            f"the username {name!r} contains characters that can't be printed",
+            hint="choose another name",
+        )
 
 
 def parse_user_type(name: str | None) -> str | None:

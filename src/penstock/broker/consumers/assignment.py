@@ -9,7 +9,8 @@ A topic may have queues on several brokers, so the route comes from the NameServ
 is kept for the case that none of them responds, so that consumers keep the queues of other brokers.
 """
 
-from typing import ClassVar, Final
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Final, TypeAlias
 
 from penstock.broker.consumers.allocation import (
     STRATEGIES,
@@ -21,7 +22,7 @@ from penstock.broker.consumers.clients import BROADCASTING, Clients
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.topics import Topics
 from penstock.config import LiveSettings
-from penstock.errors import InvalidParameter, NoPermission
+from penstock.errors import InvalidParameter, NoPermission, Refused
 from penstock.rpc.answers import Answer, InThread, PersistentTable, QueryRoute, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.json_replies import reply_from_pool, reply_with
@@ -45,6 +46,14 @@ POP: Final = "POP"
 CLUSTERING: Final = "CLUSTERING"
 ROUTES_MAX: Final = 1_024
 """Maximum number of topics whose last route is kept."""
+MODES_MAX: Final = 10_000
+"""Maximum number of pairs of topic and group with a mode: each change writes all of them."""
+
+
+ASSIGNED_MAX: Final = 100_000
+"""Maximum number of queues in one assignment: more do not fit into a frame."""
+
+Allocation: TypeAlias = Callable[[], Sequence[MessageQueue] | None]
 
 
 class RequestModes:
@@ -72,6 +81,10 @@ class RequestModes:
         """Set the mode of a group on a topic."""
         self._modes.setdefault(mode.topic, {})[mode.consumer_group] = mode
         self.dirty = True
+
+    def count(self) -> int:
+        """The number of pairs of topic and group that have a mode."""
+        return sum(map(len, self._modes.values()))
 
     def wrapper(self) -> MessageRequestModeSerializeWrapper:
         """The content of the file."""
@@ -140,6 +153,15 @@ class Assignments:
             raise InvalidParameter(f"the mode {mode.mode!r} is neither PULL nor POP")
         self._topics.need(mode.topic)
         self._groups.find(mode.consumer_group, command.now_ms, command.client)
+        known = self.modes.get(mode.topic, mode.consumer_group)
+        if known is None and self.modes.count() >= MODES_MAX:
+            raise InvalidParameter.over(
+                "too many request modes",
+                figure=MODES_MAX + 1,
+                limit=MODES_MAX,
+                unit="pairs of topic and group",
+                hint="use the setting default_request_mode for most groups",
+            )
         self.modes.put(mode)
         return InThread(self._persistence.save(self.modes), lambda _: Reply())
 
@@ -149,17 +171,22 @@ class Assignments:
 
     def _answer(self, request: QueryAssignmentRequestBody, queues: TopicQueues | None) -> Answer:
         mode = self._mode(request.topic, request.consumer_group)
-        allocated = None if queues is None else self._allocate(request, mode, queues)
-        if allocated is None:
+        allocate = None if queues is None else self._allocation(request, mode, queues)
+        if allocate is None:
             return reply_with(QueryAssignmentResponseBody())
-        return reply_from_pool(
-            lambda: QueryAssignmentResponseBody(
+
+        def work() -> QueryAssignmentResponseBody:
+            allocated = allocate()
+            if allocated is None:
+                return QueryAssignmentResponseBody()
+            return QueryAssignmentResponseBody(
                 message_queue_assignments=[
                     MessageQueueAssignment(message_queue=queue, mode=mode.mode)
                     for queue in dict.fromkeys(allocated)
                 ]
             )
-        )
+
+        return reply_from_pool(work)
 
     def _mode(self, topic: str, group: str) -> SetMessageRequestModeRequestBody:
         configured = self.modes.get(topic, group)
@@ -174,26 +201,33 @@ class Assignments:
             pop_share_queue_num=broker.default_pop_share_queues,
         )
 
-    def _allocate(
+    def _allocation(
         self,
         request: QueryAssignmentRequestBody,
         mode: SetMessageRequestModeRequestBody,
         queues: TopicQueues,
-    ) -> list[MessageQueue] | TopicQueues | None:
-        """The queues of the client; None if they can't be computed."""
-        if request.message_model == BROADCASTING:
-            return queues
-        if not self._settings.current.broker.share_queues:
-            return queues
+    ) -> Allocation | None:
+        """Computes the queues of the client, in the thread pool; None if that is not possible.
+
+        Raises Refused for too many queues.
+        """
+        shared = self._settings.current.broker.share_queues
+        if request.message_model == BROADCASTING or not shared:
+            _refuse_too_many(request.topic, len(queues))
+            return lambda: queues
         group = self._clients.consumer_group(request.consumer_group)
         strategy = STRATEGIES.get(request.strategy_name or "")
         if group is None or strategy is None:
             return None
-        consumers = sorted(group.connections)
-        if mode.mode == POP:
-            share_count = mode.pop_share_queue_num
-            return allocate_for_pop(strategy, request.client_id, queues, consumers, share_count)
-        return allocate_for_pull(strategy, request.client_id, queues, consumers)
+        consumers, client_id = sorted(group.connections), request.client_id
+        share = -(-len(queues) // max(len(consumers), 1))
+        if mode.mode != POP:
+            _refuse_too_many(request.topic, share)
+            return lambda: allocate_for_pull(strategy, client_id, queues, consumers)
+        share_count = mode.pop_share_queue_num
+        if 0 < share_count < len(consumers) - 1:  # else all queues of a broker are one entry
+            _refuse_too_many(request.topic, share * (share_count + 1))
+        return lambda: allocate_for_pop(strategy, client_id, queues, consumers, share_count)
 
     def _queues(self, topic: str, route: TopicRouteData | None) -> TopicQueues | None:
         """The queues of a topic on all brokers; None if they are unknown."""
@@ -216,6 +250,17 @@ class Assignments:
         if not broker.nameservers:
             return {broker.name: config.read_queue_nums} if config.perm & PERM_READ else {}
         return self._counts.get(topic)
+
+
+def _refuse_too_many(topic: str, queues: int) -> None:
+    if queues > ASSIGNED_MAX:
+        raise Refused.over(
+            f"one consumer would get too many queues of the topic {topic}",
+            figure=queues,
+            limit=ASSIGNED_MAX,
+            unit="queues",
+            hint="start more consumers, or reduce the queues of the topic",
+        )
 
 
 def _count(route: TopicRouteData) -> dict[str, int]:

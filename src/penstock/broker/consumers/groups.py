@@ -1,6 +1,7 @@
 """Subscription groups: their configs, created on first use if that is allowed."""
 
 import logging
+from typing import Final
 
 from penstock.broker.auto_creations import BROKER, AutoCreations
 from penstock.config import LiveSettings
@@ -11,6 +12,9 @@ from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
 from penstock.wire.codes import BUILT_IN_GROUPS, SYSTEM_GROUP_PREFIX, group_fault
 
 log = logging.getLogger(__name__)
+
+FORBIDDEN_MAX: Final = 10_000
+"""Most pairs of a group and a topic that it may not read: each change encodes all of them."""
 
 
 class Groups:
@@ -65,12 +69,24 @@ class Groups:
         return not self.table.forbidden(group, topic) & FORBID_READ
 
     def allow_reading(self, group: str, topic: str, *, allowed: bool, now_ms: int) -> None:
-        """Allow or forbid a group to read a topic; saved soon."""
+        """Allow or forbid a group to read a topic; saved soon.
+
+        Raises InvalidParameter if too many topics are forbidden to groups already.
+        """
         if allowed == self.may_read(group, topic):
             return
+        if not allowed and self.table.forbidden_count() >= FORBIDDEN_MAX:
+            raise InvalidParameter.over(
+                "too many topics are forbidden to groups",
+                figure=FORBIDDEN_MAX + 1,
+                limit=FORBIDDEN_MAX,
+                unit="pairs of group and topic",
+                hint="allow some of them again, or use access lists",
+            )
         bits = self.table.forbidden(group, topic)
         bits = bits & ~FORBID_READ if allowed else bits | FORBID_READ
         self.table.forbid(group, topic, bits, now_ms)
+        log.info("group %s may %s topic %s", group, "read" if allowed else "not read", topic)
         self._effects.put(PersistSoon(self.table))
 
     def put(self, config: SubscriptionGroupConfig, now_ms: int) -> None:

@@ -66,6 +66,11 @@ class TopicConfig(Body):
     order: bool = False
     attributes: dict[str, str] = {}
 
+    @property
+    def queues(self) -> int:
+        """The number of queues, whether they are read or written."""
+        return max(self.read_queue_nums, self.write_queue_nums, 0)
+
 
 class QueueData(Body):
     """The queues of a topic on one broker."""

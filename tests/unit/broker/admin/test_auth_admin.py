@@ -15,7 +15,7 @@ import pytest
 
 from penstock.broker.auth import users
 from penstock.broker.auth.policies import PolicyType
-from penstock.broker.auth.users import AccessTable
+from penstock.broker.auth.users import AccessTable, User
 from penstock.config import AccessConfig
 from penstock.errors import StoreDamaged
 from penstock.rpc.answers import Reply
@@ -70,6 +70,10 @@ def test_a_user_is_created_with_defaults_and_persisted(env: AccessFixture) -> No
         ({"username": "new"}, {}, NO, "no password"),
         ({"username": "new"}, {"password": " "}, NO, "no password"),
         ({"username": "ann"}, {"password": "p"}, NO, "already exists"),
+        ({"username": "n" * 256}, {"password": "p"}, INVALID, "256 characters, the limit is 255"),
+        ({"username": "new\nline"}, {"password": "p"}, INVALID, "can't be printed"),
+        ({"username": "new"}, {"password": "p" * 1025}, INVALID, "1025 bytes, the limit is 1024"),
+        ({"username": "new"}, {"password": "é" * 513}, INVALID, "1026 bytes, the limit is 1024"),
     ],
 )
 def test_an_invalid_user_is_refused(
@@ -89,6 +93,9 @@ def test_an_update_changes_only_given_fields(env: AccessFixture) -> None:
     user = env.table.users["ann"]
     assert (user.password, user.secret, user.status) == ("new", b"new", "disable")
     assert env.ask("root", UPDATE_USER, {"username": "zoe"}, {"password": "x"}).code == NO
+    long = env.ask("root", UPDATE_USER, {"username": "ann"}, {"password": "x" * 1025})
+    assert long.code == INVALID
+    assert env.table.users["ann"].password == "new"
 
 
 def test_only_super_users_administer_super_users(env: AccessFixture) -> None:
@@ -220,11 +227,14 @@ def test_lists_can_be_filtered(env: AccessFixture) -> None:
 def test_changes_of_users_and_rules_are_logged(
     env: AccessFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
+    env.table.put_user(User.of("old\n", "secret"), 0)
     with caplog.at_level(logging.INFO, "penstock.audit"):
-        env.ask("root", CREATE_USER, {"username": "new\n"}, {"password": "secret"})
+        env.ask("root", CREATE_USER, {"username": "new"}, {"password": "secret"})
+        env.ask("root", UPDATE_USER, {"username": "old\n"}, {"password": "other"})
         env.ask("root", CREATE_ACL, {}, acl("ann", entry("Topic:t", ["Pub", "Sub"])))
     assert [record.getMessage() for record in caplog.records] == [
-        r"User:root created user new\n (Normal, enable)",
+        "User:root created user new (Normal, enable)",
+        r"User:root changed user old\n (Normal, enable)",
         "User:root set rules of User:ann: Allow Pub,Sub on Topic:t",
     ]
 

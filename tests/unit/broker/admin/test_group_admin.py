@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.consumers import groups as groups_module
 from penstock.errors import BodyError
 from penstock.rpc.answers import PersistSoon, Reply
 from penstock.store.consumer_offset_table import ConsumerOffsetTable
@@ -141,6 +142,9 @@ def test_a_query_creates_the_group_if_allowed(kit: TopicKit) -> None:
 
 
 def test_reading_is_forbidden_and_allowed_again(kit: TopicKit) -> None:
+    create(kit)
+    kit.topics.ensure("t", 1, 6, NOW_MS)
+    kit.effects.take()
     ext = {"group": "coupons", "topic": "t"}
 
     def readable(**change: str) -> bool | None:
@@ -153,6 +157,45 @@ def test_reading_is_forbidden_and_allowed_again(kit: TopicKit) -> None:
     assert table_of(kit.ask(GET_ALL)).forbidden_table == {"coupons": {"t": 4}}
     assert readable(readable="true") is True
     assert table_of(kit.ask(GET_ALL)).forbidden_table == {}
+
+
+@pytest.mark.parametrize(
+    ("group", "topic", "code"),
+    [
+        ("coupons", "unknown", ResponseCode.TOPIC_NOT_EXIST),
+        ("unknown", "t", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+        ("coupons", "t" * 900_000, ResponseCode.TOPIC_NOT_EXIST),
+        ("g" * 900_000, "t", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+    ],
+)
+def test_reading_is_forbidden_only_to_groups_and_topics_that_exist(
+    kit: TopicKit, group: str, topic: str, code: int
+) -> None:
+    create(kit)
+    kit.topics.ensure("t", 1, 6, NOW_MS)
+    ext = {"group": group, "topic": topic, "readable": "false"}
+    assert kit.ask(FORBID, ext).code == code
+    assert kit.ask(FORBID, {**ext, "readable": "true"}).code == 0
+    assert table_of(kit.ask(GET_ALL)).forbidden_table == {}
+
+
+def test_the_number_of_forbidden_topics_is_limited(
+    kit: TopicKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups_module, "FORBIDDEN_MAX", 2)
+    create(kit)
+    for topic in ("t1", "t2", "t3"):
+        kit.topics.ensure(topic, 1, 6, NOW_MS)
+    replies = [
+        kit.ask(FORBID, {"group": "coupons", "topic": topic, "readable": readable})
+        for topic, readable in (("t1", "false"), ("t2", "false"), ("t3", "false"), ("t1", "true"))
+    ]
+    assert [reply.code for reply in replies] == [0, 0, INVALID, 0]
+    assert replies[2].remark == (
+        "too many topics are forbidden to groups: 3 pairs of group and topic, the limit is 2; "
+        "allow some of them again, or use access lists"
+    )
+    assert kit.ask(FORBID, {"group": "coupons", "topic": "t3", "readable": "false"}).code == 0
 
 
 def test_groups_are_returned_completely_or_in_pages(kit: TopicKit) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.admin import large_requests
 from penstock.broker.admin.offset_resets import NO_CORRECTION, ResetHandlers
 from penstock.broker.long_polling import SuspendedRequest
 from penstock.rpc.answers import NotifyClient, Suspend
@@ -158,6 +159,19 @@ def test_clone_skips_topics_that_a_connected_group_left(env: AdminFixture) -> No
     assert env.offsets.get("mail", "orders", 0) is None
     clone(env, offline="true")
     assert env.offsets.get("mail", "orders", 0) == 5
+
+
+@pytest.mark.parametrize("group", ["coupons", "other"])
+def test_a_correction_of_too_many_queues_is_refused(
+    env: AdminFixture, monkeypatch: pytest.MonkeyPatch, group: str
+) -> None:
+    monkeypatch.setattr(large_requests, "QUEUES_MAX", 2)
+    for queue_id in range(3):
+        env.offsets.commit(group, "orders", queue_id, 0, NOW_MS)
+    fields = {"topic": "orders", "compareGroup": "coupons"}
+    refused = reply(ResetHandlers(env.context), RequestCode.QUERY_CORRECTION_OFFSET, **fields)
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert "3 queues, the limit is 2" in (refused.remark or "")
 
 
 def test_correction_is_the_lowest_offset_of_all_groups(env: AdminFixture) -> None:

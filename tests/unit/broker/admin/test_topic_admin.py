@@ -190,6 +190,27 @@ def test_tools_do_not_create_more_topics_than_the_limit(kit: TopicKit) -> None:
     assert kit.create("Orders", readQueueNums=9) == Reply()  # a change creates nothing
 
 
+def test_tools_do_not_create_more_queues_than_the_limit(kit: TopicKit) -> None:
+    kit.set(queues_max=kit.topics.table.queues + 20)
+    assert kit.create("Orders", readQueueNums=8, writeQueueNums=12) == Reply()
+    refused = kit.create("Others", readQueueNums=9, writeQueueNums=8)
+    assert refused.code == INVALID
+    assert "(queues_max)" in (refused.remark or "")
+    assert kit.create("Others", readQueueNums=8, writeQueueNums=8) == Reply()
+    assert kit.create("Orders", readQueueNums=13, writeQueueNums=12).code == INVALID
+    assert kit.create("Orders", readQueueNums=4, writeQueueNums=4) == Reply()  # fewer
+    assert kit.create("Others", readQueueNums=16, writeQueueNums=16) == Reply()
+
+
+def test_the_number_of_queues_follows_the_topics(kit: TopicKit) -> None:
+    before = kit.topics.table.queues
+    assert before == sum(config.queues for config in kit.topics.table.topics.values())
+    assert kit.create("Orders", readQueueNums=8, writeQueueNums=12) == Reply()
+    assert saved(kit).queues == kit.topics.table.queues == before + 12
+    kit.topics.table.remove("Orders", 0)
+    assert kit.topics.table.queues == before
+
+
 def test_a_list_is_created_completely_or_not_at_all(kit: TopicKit) -> None:
     a = TopicConfig(topic_name="a", attributes={"+message.type": "FIFO"})
     b = TopicConfig(topic_name="b", read_queue_nums=2, write_queue_nums=2)

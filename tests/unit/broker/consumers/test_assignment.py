@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.broker.consumers import assignment
 from penstock.broker.consumers.allocation import (
     STRATEGIES,
     TopicQueues,
@@ -15,6 +16,7 @@ from penstock.broker.consumers.allocation import (
     allocate_for_pull,
 )
 from penstock.config import Settings
+from penstock.errors import Refused
 from penstock.rpc.answers import QueryRoute, Reply
 from penstock.rpc.command import Command
 from penstock.wire import fastjson
@@ -232,6 +234,38 @@ def test_a_broadcasting_client_gets_all_queues(alone: BrokerFixture) -> None:
     assert assigned(alone, question(model="BROADCASTING")) == [
         f"PULL T broker-a {number}" for number in range(4)
     ]
+
+
+@pytest.mark.parametrize("model", ["BROADCASTING", "CLUSTERING"])
+def test_an_assignment_of_too_many_queues_is_refused(alone: BrokerFixture, model: str) -> None:
+    make_topic(alone, queues=1_000_000)
+    join(alone, "c1", "c2")
+    with pytest.raises(Refused, match=r"too many queues of the topic T: .*the limit is 100000"):
+        alone.ask(QUERY, {}, question(model=model))
+    assert set_mode(alone).code == 0
+    if model == "CLUSTERING":
+        assert assigned(alone, question()) == ["POP T broker-a -1"]
+
+
+def test_a_pop_assignment_of_too_many_shared_queues_is_refused(alone: BrokerFixture) -> None:
+    make_topic(alone, queues=200_000)
+    join(alone, "c1", "c2", "c3", "c4")
+    assert len(assigned(alone, question()) or []) == 50_000
+    assert set_mode(alone, share=2).code == 0
+    with pytest.raises(Refused, match="150000 queues"):
+        alone.ask(QUERY, {}, question())
+
+
+def test_the_number_of_request_modes_is_limited(
+    alone: BrokerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assignment, "MODES_MAX", 1)
+    make_topic(alone, "T2")
+    assert set_mode(alone).code == 0
+    refused = set_mode(alone, topic="T2")
+    assert refused.code == ResponseCode.INVALID_PARAMETER
+    assert "too many request modes" in (refused.remark or "")
+    assert set_mode(alone, "PULL").code == 0
 
 
 def test_an_unknown_assignment_changes_nothing(alone: BrokerFixture) -> None:
