@@ -219,9 +219,21 @@ def test_nameserver_and_broker_report_that_they_are_ready(
     )
     ready = broker.line("")
     assert ready.startswith(f"penstock broker b7 is ready on {LOOPBACK}:{port + 1}")
+    assert ready.rstrip().endswith(f"registered with {LOOPBACK}:{port}")
     assert '"b7"' in registered(port)
     assert broker.stop() == 0
     assert nameserver.stop(signal.SIGINT) == 0
+
+
+def test_the_ready_line_names_nameservers_that_a_broker_is_not_registered_with(
+    start: Start, port: int, tmp_path: Path
+) -> None:
+    nowhere = f"{LOOPBACK}:{port + 5}"
+    broker = start("broker", "-n", nowhere, "--port", port, "--data", tmp_path)
+    ready = broker.line("")
+    assert f"not registered yet with {nowhere}: " in ready
+    assert ", registered with" not in ready
+    assert broker.stop() == 0
 
 
 def test_a_broker_reads_broker_conf_and_logs_ignored_settings(

@@ -274,7 +274,7 @@ class Broker:
                 try:
                     context.persistence.save(table)()
                 except StoreError as error:  # the others and the store still have to be saved
-                    log.error("a change is lost: %s", error)
+                    log.error("the last changes are lost: %s", error)
         context.locks.close()
         context.store.close()
 
@@ -326,6 +326,7 @@ def build_context(
     tables = (topic_table, group_table, offset_table, access_table, delay_table, changed_settings)
     for table in tables:
         table.load(persistence.file(table.FILE))
+    _report_lost_users(access_table, persistence)
     persistence.before(access_table.FILE, lambda: access_table.key.save)
     if access_table.dirty:
         for _ in range(2):  # the first leaves passwords in plain text in the .bak
@@ -365,6 +366,17 @@ def build_context(
         address=address,
         started_ms=now_ms,
     )
+
+
+def _report_lost_users(table: AccessTable, persistence: Persistence) -> None:
+    """The key is stored before the first user, and the topics soon after the first start."""
+    is_new = persistence.file(TopicTable.FILE).is_new()
+    if table.key.saved and not is_new and persistence.file(table.FILE).is_new():
+        log.error(
+            "%s and its .bak are missing, but the key of the passwords exists: users and access "
+            "lists are lost, except for the users in the settings; restore the file from a backup",
+            table.FILE,
+        )
 
 
 def _password_key(access: AccessConfig, store: MessageStore) -> PasswordKey:

@@ -58,11 +58,11 @@ def broker(
         say_if_uncompiled()
     from penstock.server.service import serve_broker
 
-    def ready() -> None:
-        where = config.nameservers or "no NameServer (clients can't find it; use --nameservers)"
+    def ready(registration: str) -> None:
+        nowhere = "registered with no NameServer (clients can't find it; use --nameservers)"
         startup.say(
             f"penstock broker {config.name} is ready on {config.host}:{config.port}, data in "
-            f"{config.data}, registered with {where}"
+            f"{config.data}, {registration or nowhere}"
         )
 
     startup.serve(lambda: serve_broker(loaded.settings, ready))

@@ -4,11 +4,14 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from penstock.errors import DiskFull, NotWriteable
 from penstock.rpc.answers import LargeTable, PersistentTable
 from penstock.store.disk import Disk, is_full
 from penstock.store.tables import ConfigFile
+
+_LATER: Final = "the change is in effect and is saved as soon as that is possible"
 
 
 class Persistence:
@@ -20,6 +23,7 @@ class Persistence:
         self._lock = threading.RLock()  # `before` work may write another table
         self._taken = 0
         self._written: dict[str, int] = {}
+        self._backed_up: set[str] = set()  # tables that have a .bak
         self._before: dict[str, Callable[[], Callable[[], None] | None]] = {}
 
     def file(self, name: str) -> ConfigFile:
@@ -49,11 +53,9 @@ class Persistence:
             with self._lock:
                 if self._written.get(name, 0) < number:
                     try:
-                        if private:
-                            _make_private(self._root / f"{name}.tmp")
                         if first is not None:
                             first()
-                        self.file(name).persist(snapshot())
+                        self._persist(name, snapshot(), private=private)
                     except OSError as error:
                         table.dirty = True
                         raise _unsaved(name, error) from error
@@ -63,6 +65,17 @@ class Persistence:
                     self._written[name] = number
 
         return work
+
+    def _persist(self, name: str, data: bytes, *, private: bool) -> None:
+        """Write a table. The first time it is written twice, so that there is a .bak at once: else
+        nobody would notice later that the file is missing."""
+        file = self.file(name)
+        new = name not in self._backed_up and file.is_new()
+        for _ in range(2 if new else 1):
+            if private:
+                _make_private(self._root / f"{name}.tmp")
+            file.persist(data)
+        self._backed_up.add(name)
 
 
 def _begin_snapshot(table: PersistentTable) -> Callable[[], bytes]:
@@ -74,12 +87,11 @@ def _begin_snapshot(table: PersistentTable) -> Callable[[], bytes]:
 
 
 def _unsaved(name: str, error: OSError) -> NotWriteable:
-    later = "a change is in effect and is saved as soon as that is possible"
     if is_full(error):
-        return DiskFull(f"no space to save {name}: {later}")
+        return DiskFull(f"no space to save {name}", hint=f"free disk space; {_LATER}")
     return NotWriteable(
-        f"can't save {name} ({error.strerror}): {later}",
-        hint="check the disk and the system's kernel log",
+        f"can't save {name}: {error.strerror}",
+        hint=f"check the disk and the system's kernel log; {_LATER}",
     )
 
 

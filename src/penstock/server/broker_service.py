@@ -204,6 +204,11 @@ class BrokerService:
         assert self._server is not None, "the broker is not started"
         return self._server
 
+    def registration_summary(self) -> str:
+        """With which NameServers the broker is registered; empty if it has none."""
+        assert self._registration is not None, "the broker is not started"
+        return self._registration.summary()
+
     def _not_ready(self) -> str | None:
         assert self._broker is not None
         assert self._registration is not None

@@ -212,6 +212,17 @@ class NameServerRegistration:
             f"{state.address}: {state.error or 'no response yet'}" for state in self.states
         )
 
+    def summary(self) -> str:
+        """With which NameServers the broker is registered, and with which it is not and why."""
+        done = [state.address for state in self.states if state.registered]
+        parts = [f"registered with {';'.join(done)}"] if done else []
+        parts += [
+            f"not registered yet with {state.address}: {state.error or 'no response yet'}"
+            for state in self.states
+            if not state.registered
+        ]
+        return ", ".join(parts)
+
     async def close(self) -> None:
         """Unregister, in bounded time, and close the connections."""
         tasks = [*self._tasks, *self._registering]

@@ -37,11 +37,12 @@ def run(main: Coroutine[Any, Any, None]) -> None:
         uvloop.run(main)
 
 
-async def serve_broker(settings: Settings, on_ready: Callable[[], None]) -> None:
-    """Run a broker until SIGTERM or SIGINT."""
+async def serve_broker(settings: Settings, on_ready: Callable[[str], None]) -> None:
+    """Run a broker until SIGTERM or SIGINT; `on_ready` gets the state of its registration."""
     from penstock.server.broker_service import BrokerService
 
-    await _serve(BrokerService(settings), on_ready)
+    service = BrokerService(settings)
+    await _serve(service, lambda: on_ready(service.registration_summary()))
 
 
 async def serve_nameserver(settings: Settings, on_ready: Callable[[], None]) -> None:

@@ -84,8 +84,12 @@ class ConfigFile:
         if main is not None:
             self._disk.rename(self.path, self._beside(".damaged"))
             fault += " and was renamed to .damaged"
-        log.warning("%s %s: using the .bak, without the last change", self.path, fault)
+        log.warning("%s %s: using the .bak, perhaps without the last change", self.path, fault)
         return value
+
+    def is_new(self) -> bool:
+        """Whether neither the file nor its `.bak` exists."""
+        return self._disk.read(self.path) is None and self._disk.read(self._beside(".bak")) is None
 
     def persist(self, data: bytes) -> None:
         """Replace the file by `data`; a crash leaves the old or the new content."""
@@ -97,7 +101,7 @@ class ConfigFile:
     def _damaged(self, error: BodyError) -> StoreDamaged:
         return StoreDamaged(
             f"{self.path} and its .bak can't be read: {error}",
-            hint=f"repair {self.path.name}, or copy it from a replica",
+            hint=f"restore {self.path.name} from a backup, or repair it",
         )
 
 

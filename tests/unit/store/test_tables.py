@@ -112,7 +112,7 @@ def test_empty_file_without_a_backup_is_a_missing_file(
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (None, "table.json is missing: using the .bak, without the last change"),
+        (None, "table.json is missing: using the .bak, perhaps without the last change"),
         (b"", "table.json is empty and was renamed to .damaged: using the .bak"),
         (b"[1]", "table.json can't be read"),
     ],

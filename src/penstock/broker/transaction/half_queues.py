@@ -28,7 +28,7 @@ from penstock.broker.transaction.half_messages import (
     properties_fit,
     read_half,
 )
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, StoreDamaged
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import COLD, FOUND, OFFSET_OVERFLOW_BADLY, OFFSET_OVERFLOW_ONE
 from penstock.store.put import ILLEGAL, PUT_OK
@@ -94,7 +94,12 @@ class TransactionTable:
         return self._content.searched_to
 
     def load(self, file: ConfigFile) -> None:
-        found = file.load(lambda data: fastjson.decode(data, TransactionsFile))
+        """Load the file. A damaged one only makes the search longer."""
+        try:
+            found = file.load(lambda data: fastjson.decode(data, TransactionsFile))
+        except StoreDamaged as error:
+            log.warning("%s: searching the log from the first open half message on", error)
+            return
         if found is not None:
             self._content = found
 

@@ -83,6 +83,20 @@ def test_the_key_may_be_outside_of_the_store(tmp_path: Path) -> None:
     assert not key.exists(), "a new key would hide the loss of the old one"
 
 
+def test_lost_users_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    BrokerFixture(tmp_path, settings()).close()
+    assert "penstock-access" not in caplog.text
+    (tmp_path / "config" / "penstock-access.json").unlink()
+    BrokerFixture(tmp_path, settings()).close()
+    assert "penstock-access.json is missing: using the .bak" in caplog.text
+    for path in (tmp_path / "config").glob("penstock-access.json*"):
+        path.unlink()
+    caplog.clear()
+    BrokerFixture(tmp_path, settings()).close()
+    (record,) = (record for record in caplog.records if record.levelname == "ERROR")
+    assert "users and access lists are lost" in record.getMessage()
+
+
 def test_a_damaged_key_file_is_refused(tmp_path: Path) -> None:
     key = tmp_path / "access.key"
     for content in (b"", b"00" * 31, b"xx" * 32, b"\xff" * 64):

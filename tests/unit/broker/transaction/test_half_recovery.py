@@ -26,6 +26,7 @@ from tests.unit.broker.transaction.transaction_kit import (
     Killed,
     Sent,
     TransactionFixture,
+    transaction_fixture,
 )
 
 
@@ -482,3 +483,18 @@ def test_progress_beyond_the_queue_is_limited(env: TransactionFixture) -> None:
     env = env.restart()
     assert env.transactions.half_messages.position == 1
     env.close()
+
+
+def test_a_damaged_position_only_makes_the_search_longer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with transaction_fixture(tmp_path) as env:
+        env.send(body=b"first")
+        env.half(b"open")
+        env.end(env.half(b"committed"))
+        save_progress(env)
+    for name in ("penstock-transactions.json", "penstock-transactions.json.bak"):
+        (tmp_path / "config" / name).write_bytes(b"{")
+    with transaction_fixture(tmp_path) as env:
+        assert env.open == 1
+    assert "searching the log from the first open half message on" in caplog.text
