@@ -55,6 +55,7 @@ from penstock.server.answer_executor import (
 )
 from penstock.server.client_calls import CLIENT_CALLS_MAX, CLIENT_CALLS_PER_CLIENT_MAX
 from penstock.server.connection import FRAME_MS_MAX, IN_FLIGHT_MAX, PROGRESS_BYTES
+from penstock.server.group_notifications import AT_ONCE_MAX, PAUSE_MS
 from penstock.server.listener import FIRST_BYTE_MS, HANDSHAKE_SECONDS, REFRESH_MS, WAITING_MAX
 from penstock.server.memory_limit import REPORT_MS, SOFT_SHARE
 from penstock.server.server import SLOW_READ_MS
@@ -115,6 +116,8 @@ BROKER_ROWS: list[Row] = [
     ("broker.md", "Topic names have at most {} characters, group names {}.",
      (TOPIC_CHARS_MAX, GROUP_CHARS_MAX)),
     ("broker.md", "A topic has at most {:,} queues", (QUEUES_MAX,)),
+    ("broker.md", "A group of up to {} members is told at once", (AT_ONCE_MAX,)),
+    ("broker.md", "and then not again for {} ms", (PAUSE_MS,)),
     ("broker.md", "frame {} MiB, header {} MiB",
      (whole(SERVER.frame_bytes_max, MIB), whole(SERVER.header_bytes_max, MIB))),
     ("broker.md", "| response {} MiB, the most", (whole(FRAME_BYTES_MAX, MIB),)),

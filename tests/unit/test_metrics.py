@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.broker.broker_metrics import broker_metrics
-from penstock.broker.consumers.clients import GroupMember
+from penstock.broker.consumers.client_groups import GroupMember
 from penstock.broker.stats import FlowCounter
 from penstock.config import BrokerConfig, LiveSettings, Settings
 from penstock.metrics import Registry, Sample

@@ -17,7 +17,7 @@ Effects go into the `EffectQueue`. They are executed in order, after the request
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
@@ -176,16 +176,15 @@ class NotifyClient:
 
 
 @dataclass(frozen=True, slots=True)
-class NotifyClients:
-    """The same one-way request to several clients.
+class NotifyMembers:
+    """The members or topics of a consumer group have changed: tell its members, now or soon.
 
-    It replaces an earlier one with the same code and fields that was not sent to all of its clients
-    yet: there may be very many.
+    Several changes may cause one notification.
     """
 
-    clients: Sequence[ClientId]
-    code: int
-    ext: Mapping[str, str]
+    group: str
+    members: Mapping[ClientId, object]
+    """As they are when the notifications are sent."""
 
 
 class PersistentTable(Protocol):
@@ -233,7 +232,7 @@ class TickAt:
 
 
 Effect: TypeAlias = (
-    NotifyClient | NotifyClients | PersistSoon | RegisterSoon | CloseConnection | TickAt
+    NotifyClient | NotifyMembers | PersistSoon | RegisterSoon | CloseConnection | TickAt
 )
 
 

@@ -20,7 +20,7 @@ from penstock.rpc.answers import (
     InThread,
     NextIteration,
     NotifyClient,
-    NotifyClients,
+    NotifyMembers,
     PersistSoon,
     QueryRoute,
     RegisterSoon,
@@ -31,7 +31,7 @@ from penstock.rpc.answers import (
 )
 from penstock.rpc.router import bug_text, refusal
 from penstock.server.client_calls import ClientCalls
-from penstock.server.notifications import Notifications
+from penstock.server.group_notifications import GroupNotifications
 from penstock.server.pending_response import PendingResponse, ResponseConnection
 from penstock.server.table_writes import TableWrites
 from penstock.store.disk import disk_failure
@@ -112,7 +112,7 @@ class AnswerExecutor:
         self._long_polling = long_polling
         self._nameservers = nameservers
         self.client_calls = ClientCalls(self._run)
-        self._notifications = Notifications(self._notify, server.soon)
+        self._group_notifications = GroupNotifications(server, self.client_calls)
         self.tables = TableWrites(
             persistence, submit, server.soon_from_thread, server.later, server.monotonic_ms
         )
@@ -324,8 +324,8 @@ class AnswerExecutor:
                 self._server.tick_at(effect.ms)
             elif isinstance(effect, NotifyClient):
                 self._notify(effect)
-            elif isinstance(effect, NotifyClients):
-                self._notifications.add(effect)
+            elif isinstance(effect, NotifyMembers):
+                self._group_notifications.notify(effect)
             else:
                 connection = self._server.connections.get(effect.client)
                 if connection is not None:

@@ -1,7 +1,7 @@
 """Requests of the server to its clients, and the responses to them."""
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from penstock.errors import FrameError
@@ -66,10 +66,11 @@ class ClientCalls:
 
     def notify(self, request: NotifyClient, target: ResponseConnection) -> None:
         """Send a one-way request."""
-        opaque = self._next_opaque()
-        target.write(
-            encode(request.code, request.ext, request.body, opaque=opaque, flag=FLAG_ONE_WAY)
-        )
+        target.write(self.encode_oneway(request.code, request.ext, request.body))
+
+    def encode_oneway(self, code: int, ext: Mapping[str, str], body: bytes = b"") -> bytes:
+        """A one-way request, which may be sent to several clients."""
+        return encode(code, ext, body, opaque=self._next_opaque(), flag=FLAG_ONE_WAY)
 
     def responded(self, client: int, opaque: int, reply: Reply) -> None:
         """Take the response of a client."""

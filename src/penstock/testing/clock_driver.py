@@ -12,7 +12,7 @@ Periodic work between two messages is done once, not once for every second of th
 import asyncio
 import logging
 
-from penstock.broker.consumers.clients import ConsumerGroup
+from penstock.broker.consumers.client_groups import ConsumerGroup
 from penstock.clock import LoopClock, pause
 from penstock.errors import PenstockError
 from penstock.server.broker_service import BrokerService

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.broker.consumers.clients import GroupMember
+from penstock.broker.consumers.client_groups import GroupMember
 from penstock.config import Settings
 from penstock.errors import DiskFull
 from penstock.metrics import Registry

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from penstock.broker.consumers.clients import GroupMember
+from penstock.broker.consumers.client_groups import GroupMember
 from penstock.broker.context import BrokerContext
 from penstock.errors import BodyError, ConsumerNotOnline, NoPermission, Refused
 from penstock.rpc.answers import Answer, CallClient, InThread, Reply

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from penstock.broker.admin.large_requests import refuse_too_many_queues
-from penstock.broker.consumers.clients import GroupMember
+from penstock.broker.consumers.client_groups import GroupMember
 from penstock.broker.context import BrokerContext
 from penstock.broker.topics import refuse_internal
 from penstock.errors import ConsumerNotOnline, GroupNotExist, Refused

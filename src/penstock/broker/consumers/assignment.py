@@ -18,7 +18,8 @@ from penstock.broker.consumers.allocation import (
     allocate_for_pop,
     allocate_for_pull,
 )
-from penstock.broker.consumers.clients import BROADCASTING, Clients
+from penstock.broker.consumers.client_groups import BROADCASTING
+from penstock.broker.consumers.clients import Clients
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.topics import Topics
 from penstock.config import LiveSettings
@@ -219,7 +220,7 @@ class Assignments:
         strategy = STRATEGIES.get(request.strategy_name or "")
         if group is None or strategy is None:
             return None
-        consumers, client_id = sorted(group.connections), request.client_id
+        consumers, client_id = group.client_ids(), request.client_id
         share = -(-len(queues) // max(len(consumers), 1))
         if mode.mode != POP:
             _refuse_too_many(request.topic, share)

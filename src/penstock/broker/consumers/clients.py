@@ -16,15 +16,20 @@ has a connection. Replies and requests for the client id go only to connections 
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
+from penstock.broker.consumers.client_groups import (
+    BROADCASTING,
+    ClientGroup,
+    ConsumerGroup,
+    GroupMember,
+)
 from penstock.broker.consumers.groups import Groups
 from penstock.config import LiveSettings
 from penstock.errors import NoPermission, SystemBusy
-from penstock.rpc.answers import ClientId, CloseConnection, EffectQueue, NotifyClients
+from penstock.rpc.answers import ClientId, CloseConnection, EffectQueue, NotifyMembers
 from penstock.wire.bodies.client_bodies import ConsumerData, SubscriptionData
-from penstock.wire.codes import RequestCode
 
 log = logging.getLogger(__name__)
 
@@ -33,100 +38,8 @@ MEMBERSHIPS_PER_CLIENT_MAX = 2_000
 """Groups of one connection, those of old heartbeats included: a membership takes about 1.1 KB."""
 MEMBERSHIPS_MAX = 500_000
 """Groups of all connections."""
-BROADCASTING = "BROADCASTING"
-
-
-@dataclass(slots=True)
-class GroupMember:
-    """One connection of a client in a group."""
-
-    client: ClientId
-    client_id: str
-    address: str  # host:port
-    language: int
-    version: int
-    seen_ms: int
-    user: str = ""  # who signed the last heartbeat; empty without access control
-
-
-@dataclass(slots=True)
-class ClientGroup:
-    """The connected members of a group."""
-
-    name: str
-    members: dict[ClientId, GroupMember] = field(default_factory=dict, kw_only=True)
-    connections: dict[str, dict[ClientId, None]] = field(default_factory=dict, kw_only=True)
-    """By client id; the newest connection is last."""
-    owners: dict[str, str] = field(default_factory=dict, kw_only=True)
-    """The user of each client id."""
-
-    def find(self, client_id: str) -> GroupMember | None:
-        """The newest member with this client id, of the user that owns the id."""
-        owner = self.owners.get(client_id)
-        newest_first = reversed(self.connections.get(client_id, {}))
-        members = (self.members[client] for client in newest_first)
-        return next((member for member in members if member.user == owner), None)
-
-    def add(self, member: GroupMember) -> bool:
-        """Add or refresh a member; True if the set of client ids has changed."""
-        old = self.members.get(member.client)
-        if old is not None and old.client_id == member.client_id:
-            self.members[member.client] = member
-            self._settle_owner(member.client_id)
-            return False
-        gone = old is not None and self.remove(old.client)
-        came = member.client_id not in self.connections
-        self.members[member.client] = member
-        self.connections.setdefault(member.client_id, {})[member.client] = None
-        self.owners.setdefault(member.client_id, member.user)
-        return gone or came
-
-    def remove(self, client: ClientId) -> bool:
-        """Remove a member; True if it was the last one with its client id."""
-        client_id = self.members.pop(client).client_id
-        clients = self.connections[client_id]
-        del clients[client]
-        if not clients:
-            del self.connections[client_id], self.owners[client_id]
-            return True
-        self._settle_owner(client_id)
-        return False
-
-    def _settle_owner(self, client_id: str) -> None:
-        """Give the client id to the next user if its owner has no connection any more."""
-        users = [self.members[client].user for client in self.connections[client_id]]
-        if self.owners[client_id] not in users:
-            self.owners[client_id] = users[0]
-
-
-@dataclass(slots=True)
-class ConsumerGroup(ClientGroup):
-    """The connected consumers of a group, and its subscriptions by the latest heartbeat."""
-
-    consume_type: str
-    message_model: str
-    consume_from_where: str
-    subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
-
-    def describe(self, data: ConsumerData) -> None:
-        """Set how the group consumes; clients in some languages omit fields."""
-        self.consume_type = data.consume_type or self.consume_type
-        self.message_model = data.message_model or self.message_model
-        self.consume_from_where = data.consume_from_where or self.consume_from_where
-
-    def subscribe(self, subscriptions: Iterable[SubscriptionData]) -> bool:
-        """Set newer subscriptions, remove other topics; True if the topics have changed."""
-        before = set(self.subscriptions)
-        wanted = set()
-        for subscription in subscriptions:
-            topic = subscription.topic
-            wanted.add(topic)
-            old = self.subscriptions.get(topic)
-            if old is None or subscription.sub_version > old.sub_version:
-                self.subscriptions[topic] = subscription
-        for topic in before - wanted:
-            del self.subscriptions[topic]
-        return before != wanted
+EXPIRED_PER_TICK = 200
+"""Memberships that one tick removes: each takes about 20 µs, most of it for the log."""
 
 
 class Membership(NamedTuple):
@@ -250,14 +163,15 @@ class Clients:
         return NEVER_MS
 
     def tick(self, now_ms: int) -> None:
-        """Remove clients without a heartbeat for `client_expire_ms`.
+        """Remove clients without a heartbeat for `client_expire_ms`; the rest of very many in the
+        next tick.
 
         A connection without memberships is closed, so that a client that was only blocked notices
         and reconnects.
         """
         before_ms = now_ms - self._settings.current.broker.client_expire_ms
         expired = []
-        for membership, seen_ms in self._seen_ms.items():
+        for membership, seen_ms in islice(self._seen_ms.items(), EXPIRED_PER_TICK):
             if seen_ms > before_ms:
                 break
             expired.append((membership, seen_ms))
@@ -351,6 +265,5 @@ class Clients:
             config is not None and not config.notify_consumer_ids_changed_enable
         ):
             return
-        code, ext = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group.name}
         if group.members:
-            self._effects.put(NotifyClients(list(group.members), code, ext))
+            self._effects.put(NotifyMembers(group.name, group.members))

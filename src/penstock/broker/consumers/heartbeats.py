@@ -10,7 +10,8 @@ subscriptions stay.
 
 import logging
 
-from penstock.broker.consumers.clients import Clients, GroupMember
+from penstock.broker.consumers.client_groups import GroupMember
+from penstock.broker.consumers.clients import Clients
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.filter.filters import TAG, Filters
 from penstock.broker.topics import Topics
@@ -19,11 +20,9 @@ from penstock.errors import InvalidParameter, Refused
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
-from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (
     CheckClientRequestBody,
     ConsumerData,
-    GetConsumerListByGroupResponseBody,
     HeartbeatData,
 )
 from penstock.wire.codes import (
@@ -119,8 +118,7 @@ class HeartbeatHandlers:
                 f"no consumer for this group, {name}",
                 hint="no consumer is connected to this broker; a heartbeat registers it",
             )
-        body = GetConsumerListByGroupResponseBody(consumer_id_list=list(group.connections))
-        return Reply(body=fastjson.encode(body))
+        return Reply(body=group.list_body())
 
     def check_filter(self, command: Command) -> Answer:
         """CHECK_CLIENT_CONFIG: check a consumer's filter."""

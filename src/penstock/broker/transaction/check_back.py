@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
-from penstock.broker.consumers.clients import GroupMember
+from penstock.broker.consumers.client_groups import GroupMember
 from penstock.broker.context import BrokerContext
 from penstock.broker.transaction.half_messages import (
     CHECKING,

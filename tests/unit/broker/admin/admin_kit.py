@@ -11,7 +11,8 @@ import msgspec
 from penstock.broker.auth.access_control import AccessControl
 from penstock.broker.auth.users import AccessTable
 from penstock.broker.auto_creations import AutoCreations
-from penstock.broker.consumers.clients import Clients, GroupMember
+from penstock.broker.consumers.client_groups import GroupMember
+from penstock.broker.consumers.clients import Clients
 from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.context import BrokerContext

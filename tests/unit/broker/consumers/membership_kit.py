@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from penstock.broker.auto_creations import AutoCreations
-from penstock.broker.consumers.clients import Clients, GroupMember
+from penstock.broker.consumers.client_groups import GroupMember
+from penstock.broker.consumers.clients import Clients
 from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.consumers.lock_journal import LockJournal
@@ -19,7 +20,7 @@ from penstock.rpc.answers import (
     EffectQueue,
     InThread,
     NextIteration,
-    NotifyClients,
+    NotifyMembers,
     Reply,
 )
 from penstock.rpc.command import Command
@@ -33,7 +34,6 @@ from tests.store_kit import Message, small_config
 from tests.unit.store.conftest import WatchedDisk
 
 NOW_MS = 1_700_000_000_000
-NOTIFY = 40
 
 
 def settings(**broker: Any) -> LiveSettings:
@@ -71,12 +71,11 @@ def subscription(topic: str, *, version: int = 1, text: str = "*") -> Subscripti
 
 def notified(effects: EffectQueue) -> list[tuple[int, str]]:
     """(client, group) of the notifications since the last call."""
-    notifications = [effect for effect in effects.take() if isinstance(effect, NotifyClients)]
-    assert all(notification.code == NOTIFY for notification in notifications)
     return [
-        (client, notification.ext["consumerGroup"])
-        for notification in notifications
-        for client in notification.clients
+        (client, effect.group)
+        for effect in effects.take()
+        if isinstance(effect, NotifyMembers)
+        for client in effect.members
     ]
 
 

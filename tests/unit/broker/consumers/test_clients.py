@@ -6,11 +6,17 @@ import pytest
 
 from penstock.broker.auto_creations import AutoCreations
 from penstock.broker.consumers import clients as clients_module
-from penstock.broker.consumers.clients import MEMBERSHIPS_PER_CLIENT_MAX, NEVER_MS, Clients
+from penstock.broker.consumers.client_groups import ClientGroup
+from penstock.broker.consumers.clients import (
+    EXPIRED_PER_TICK,
+    MEMBERSHIPS_PER_CLIENT_MAX,
+    NEVER_MS,
+    Clients,
+)
 from penstock.broker.consumers.groups import Groups
 from penstock.config import LiveSettings
 from penstock.errors import SystemBusy
-from penstock.rpc.answers import CloseConnection, EffectQueue
+from penstock.rpc.answers import CloseConnection, EffectQueue, NotifyMembers
 from penstock.store.tables import SubscriptionGroupTable
 from penstock.wire.bodies.client_bodies import ConsumerData, SubscriptionGroupConfig
 from tests.unit.broker.consumers.membership_kit import (
@@ -91,6 +97,45 @@ def test_broadcasting_groups_are_not_notified(
         clients.unregister(1, "", data.group_name)
     clients.disconnected(2)
     assert notified(effects) == []
+
+
+def test_a_change_is_one_effect_however_many_members_there_are(
+    clients: Clients, effects: EffectQueue
+) -> None:
+    for client in range(500):
+        clients.register_consumer(consumer("g", "T"), member(client))
+    effects.take()
+    clients.disconnected(0)
+    (effect,) = effects.take()
+    assert isinstance(effect, NotifyMembers)
+    assert (effect.group, list(effect.members)) == ("g", list(range(1, 500)))
+
+
+def test_client_ids_are_sorted_and_encoded_once_per_change(clients: Clients) -> None:
+    for client in (2, 1, 3):
+        clients.register_consumer(consumer("g", "T"), member(client))
+    group = clients.consumer_group("g")
+    assert group is not None
+    ids_before, body = group.client_ids(), group.list_body()
+    assert ids_before == ("id1", "id2", "id3")
+    assert body == b'{"consumerIdList":["id1","id2","id3"]}'
+    clients.register_consumer(consumer("g", "T"), member(1))
+    clients.register_consumer(consumer("g", "T"), member(4, "id1"))
+    assert group.client_ids() is ids_before
+    assert group.list_body() is body
+    clients.disconnected(2)
+    assert group.client_ids() == ("id1", "id3")
+    assert group.list_body() == b'{"consumerIdList":["id1","id3"]}'
+
+
+def test_many_clients_expire_in_several_ticks(clients: Clients) -> None:
+    for client in range(EXPIRED_PER_TICK + 1):
+        clients.register_producer("p", member(client))
+    clients.tick(NOW_MS + EXPIRE_MS)
+    assert len(clients.producers("p")) == 1
+    assert clients.due() == NOW_MS + EXPIRE_MS
+    clients.tick(NOW_MS + EXPIRE_MS)
+    assert clients.producers("p") == []
 
 
 def test_topics_follow_the_latest_heartbeat(clients: Clients, effects: EffectQueue) -> None:
@@ -356,3 +401,28 @@ def test_removed_clients_leave_nothing(clients: Clients, effects: EffectQueue, s
     clients.tick(NOW_MS + 10 * EXPIRE_MS)
     assert list(clients.consumer_groups()) == []
     assert clients.due() == NEVER_MS
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_client_id_belongs_to_a_user_while_the_user_is_connected(seed: int) -> None:
+    """Also if a connection changes its user or its client id."""
+    rng = random.Random(seed)
+    group = ClientGroup("g")
+    owners: dict[str, str] = {}
+    for _ in range(400):
+        client = rng.randrange(6)
+        if rng.randrange(3):
+            one = member(client, f"id{rng.randrange(2)}")
+            one.user = f"user{rng.randrange(3)}"
+            group.add(one)
+        elif client in group.members:
+            group.remove(client)
+        users: dict[str, list[str]] = {}
+        for client_id, connections in group.connections.items():
+            users[client_id] = [group.members[connection].user for connection in connections]
+        for client_id in {*owners, *users}:
+            if client_id not in users:
+                del owners[client_id]
+            elif owners.get(client_id) not in users[client_id]:
+                owners[client_id] = users[client_id][0]
+        assert group.owners == owners
