@@ -18,10 +18,21 @@ from penstock.broker.auth.users import (
     USERS_MAX,
 )
 from penstock.broker.consumers.assignment import ASSIGNED_MAX, MODES_MAX
-from penstock.broker.consumers.clients import MEMBERSHIPS_MAX, MEMBERSHIPS_PER_CLIENT_MAX
+from penstock.broker.consumers.client_groups import CLIENT_ID_MAX
+from penstock.broker.consumers.clients import (
+    MEMBERSHIPS_MAX,
+    MEMBERSHIPS_PER_CLIENT_MAX,
+    MEMORY_PER_CLIENT_MAX,
+    SUBSCRIPTIONS_MEMORY_MAX,
+)
 from penstock.broker.consumers.groups import FORBIDDEN_MAX
-from penstock.broker.consumers.heartbeats import BODY_BYTES_MAX as HEARTBEAT_BYTES_MAX
-from penstock.broker.consumers.heartbeats import GROUPS_MAX, SUBSCRIPTIONS_MAX
+from penstock.broker.consumers.heartbeat_limits import BODY_BYTES_MAX as HEARTBEAT_BYTES_MAX
+from penstock.broker.consumers.heartbeat_limits import (
+    GROUPS_MAX,
+    NAME_CHARS_MAX,
+    SUBSCRIPTIONS_MAX,
+    TAGS_CHARS_MAX,
+)
 from penstock.broker.consumers.queue_locks import LOCKS_MAX
 from penstock.broker.consumers.queue_locks import QUEUES_MAX as LOCKED_QUEUES_MAX
 from penstock.broker.delay.delay_levels import RETRY_MS as DELAY_RETRY_MS
@@ -146,6 +157,11 @@ BROKER_ROWS: list[Row] = [
      (whole(HEARTBEAT_BYTES_MAX, MIB), GROUPS_MAX, SUBSCRIPTIONS_MAX)),
     ("broker.md", "| {:,} groups of one connection in its recent heartbeats, {:,} of all",
      (MEMBERSHIPS_PER_CLIENT_MAX, MEMBERSHIPS_MAX)),
+    ("broker.md", "| in a heartbeat: client id {:,} characters, name of a group or topic {}, tags "
+     "of a subscription {:,}, SQL92 filter {:,}",
+     (CLIENT_ID_MAX, NAME_CHARS_MAX, TAGS_CHARS_MAX, CHARS_MAX)),
+    ("broker.md", "| {} MiB of names and subscriptions of one connection, {} MiB of subscriptions",
+     (whole(MEMORY_PER_CLIENT_MAX, MIB), whole(SUBSCRIPTIONS_MEMORY_MAX, MIB))),
     ("broker.md", "| {} % disk usage", (STORE.disk_refuse_percent,)),
     ("broker.md", "until the usage is below {} %", (STORE.disk_force_percent,)),
     ("broker.md", "A pull is suspended for at most {} s.", (whole(SUSPEND_MS_MAX, SECOND_MS),)),

@@ -5,6 +5,7 @@ Nothing here takes longer in a group with many members, because each of them sen
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from sys import getsizeof
 
 from penstock.rpc.answers import ClientId
 from penstock.wire import fastjson
@@ -15,6 +16,10 @@ from penstock.wire.bodies.client_bodies import (
 )
 
 BROADCASTING = "BROADCASTING"
+CLIENT_ID_MAX = 1_024
+"""Maximum length of a client id in characters."""
+_SUBSCRIPTION_BYTES = 180  # beside its texts and sets
+_HASH_BYTES = 32
 
 
 @dataclass(slots=True)
@@ -110,6 +115,8 @@ class ConsumerGroup(ClientGroup):
     message_model: str
     consume_from_where: str
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
+    memory: int = 0
+    """About how many bytes the subscriptions take."""
     _listed_ids: tuple[str, ...] = ()
     _list_body: bytes = b""
 
@@ -137,6 +144,21 @@ class ConsumerGroup(ClientGroup):
             old = self.subscriptions.get(topic)
             if old is None or subscription.sub_version > old.sub_version:
                 self.subscriptions[topic] = subscription
+                self.memory += memory_of(subscription) - (0 if old is None else memory_of(old))
         for topic in before - wanted:
-            del self.subscriptions[topic]
+            self.memory -= memory_of(self.subscriptions.pop(topic))
         return before != wanted
+
+
+def memory_of(subscription: SubscriptionData) -> int:
+    """About how many bytes the broker needs for a subscription."""
+    tags, hashes = subscription.tags_set, subscription.code_set
+    return (
+        _SUBSCRIPTION_BYTES
+        + getsizeof(subscription.topic)
+        + getsizeof(subscription.sub_string)
+        + getsizeof(tags)
+        + sum(map(getsizeof, tags))
+        + getsizeof(hashes)
+        + len(hashes) * _HASH_BYTES
+    )

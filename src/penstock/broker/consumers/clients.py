@@ -16,7 +16,9 @@ has a connection. Replies and requests for the client id go only to connections 
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import islice
+from sys import getsizeof
 from typing import NamedTuple
 
 from penstock.broker.consumers.client_groups import (
@@ -24,6 +26,7 @@ from penstock.broker.consumers.client_groups import (
     ClientGroup,
     ConsumerGroup,
     GroupMember,
+    memory_of,
 )
 from penstock.broker.consumers.groups import Groups
 from penstock.config import LiveSettings
@@ -38,6 +41,10 @@ MEMBERSHIPS_PER_CLIENT_MAX = 2_000
 """Groups of one connection, those of old heartbeats included: a membership takes about 1.1 KB."""
 MEMBERSHIPS_MAX = 500_000
 """Groups of all connections."""
+MEMORY_PER_CLIENT_MAX = 16 * 1024 * 1024
+"""Bytes of names and subscriptions of one connection: enough for the largest heartbeat."""
+SUBSCRIPTIONS_MEMORY_MAX = 256 * 1024 * 1024
+"""Bytes of the subscriptions of all groups. A plain subscription takes about 0.7 KB."""
 EXPIRED_PER_TICK = 200
 """Memberships that one tick removes: each takes about 20 µs, most of it for the log."""
 
@@ -48,6 +55,27 @@ class Membership(NamedTuple):
     client: ClientId
     consumes: bool
     group: str
+
+
+@dataclass(slots=True)
+class _Registrations:
+    """The groups of one connection."""
+
+    memberships: dict[Membership, int] = field(default_factory=dict)
+    """With the bytes of their names, and of the subscriptions in the last heartbeat."""
+    memory: int = 0
+    producers: int = 0
+
+    def put(self, membership: Membership, memory: int) -> None:
+        """Add or refresh a membership."""
+        if membership not in self.memberships:
+            self.producers += not membership.consumes
+        self.memory += memory - self.memberships.get(membership, 0)
+        self.memberships[membership] = memory
+
+    def remove(self, membership: Membership) -> None:
+        self.memory -= self.memberships.pop(membership)
+        self.producers -= not membership.consumes
 
 
 class Clients:
@@ -61,17 +89,20 @@ class Clients:
         self._all_producers = ClientGroup("")
         self._consumers: dict[str, ConsumerGroup] = {}
         self._seen_ms: dict[Membership, int] = {}  # oldest heartbeat first
-        self._memberships: dict[ClientId, set[Membership]] = {}
+        self._registrations: dict[ClientId, _Registrations] = {}
+        self._subscriptions_memory = 0
 
     # --- registration
 
     def register_producer(self, group: str, member: GroupMember) -> None:
         """Add or refresh a producer; raises SystemBusy."""
-        self._refuse_too_many(Membership(member.client, False, group))
+        membership = Membership(member.client, False, group)
+        memory = getsizeof(group) + getsizeof(member.client_id)
+        self._refuse_too_many(membership, memory)
         producers = self._producers.get(group)
         if producers is None:
             producers = self._producers[group] = ClientGroup(group)
-        self._add(producers, Membership(member.client, False, group), member)
+        self._add(producers, membership, member, memory)
 
     def register_consumer(
         self, data: ConsumerData, member: GroupMember, *, with_subscriptions: bool = True
@@ -81,16 +112,27 @@ class Clients:
         Without subscriptions the known ones stay. Members are notified of changes. Raises
         SystemBusy.
         """
-        self._refuse_too_many(Membership(member.client, True, data.group_name))
+        membership = Membership(member.client, True, data.group_name)
         group = self._consumers.get(data.group_name)
+        memory = getsizeof(data.group_name) + getsizeof(member.client_id)
+        if with_subscriptions:
+            subscriptions_memory = sum(map(memory_of, data.subscription_data_set))
+            self._refuse_growth(subscriptions_memory - (0 if group is None else group.memory))
+            memory += subscriptions_memory
+        elif member.client in self._registrations:
+            known = self._registrations[member.client].memberships.get(membership, 0)
+            memory = max(memory, known)
+        self._refuse_too_many(membership, memory)
         if group is None:
             group = self._consumers[data.group_name] = ConsumerGroup(
                 data.group_name, "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET"
             )
         group.describe(data)
-        changed = self._add(group, Membership(member.client, True, data.group_name), member)
+        changed = self._add(group, membership, member, memory)
         if with_subscriptions:
+            before = group.memory
             changed = group.subscribe(data.subscription_data_set) or changed
+            self._subscriptions_memory += group.memory - before
         if changed:
             self._notify(group)
         return changed
@@ -104,7 +146,8 @@ class Clients:
 
     def disconnected(self, client: ClientId) -> None:
         """Remove all memberships of a closed connection."""
-        for membership in list(self._memberships.get(client, ())):
+        registrations = self._registrations.get(client)
+        for membership in list(registrations.memberships) if registrations is not None else ():
             self._remove(membership)
 
     # --- queries
@@ -184,7 +227,7 @@ class Clients:
                     membership.group,
                     now_ms - seen_ms,
                 )
-            if membership.client not in self._memberships:
+            if membership.client not in self._registrations:
                 self._effects.put(
                     CloseConnection(membership.client, "no heartbeat for client_expire_ms")
                 )
@@ -196,11 +239,21 @@ class Clients:
 
     # --- inside
 
-    def _refuse_too_many(self, membership: Membership) -> None:
-        """Refuse a new membership if its connection, or all of them together, have too many."""
+    def _refuse_too_many(self, membership: Membership, memory: int) -> None:
+        """Refuse a membership if its connection, or all of them together, have too many."""
+        mine = self._registrations.get(membership.client) or _Registrations()
+        used = mine.memory - mine.memberships.get(membership, 0) + memory
+        if used > MEMORY_PER_CLIENT_MAX:
+            raise SystemBusy.over(
+                "names and subscriptions of one connection",
+                figure=used,
+                limit=MEMORY_PER_CLIENT_MAX,
+                hint="subscribe to fewer topics and tags, or use several clients with different "
+                "instance names",
+            )
         if membership in self._seen_ms:
             return
-        own = len(self._memberships.get(membership.client, ()))
+        own = len(mine.memberships)
         if own >= MEMBERSHIPS_PER_CLIENT_MAX:
             raise SystemBusy.over(
                 "groups of one connection",
@@ -217,11 +270,21 @@ class Clients:
                 unit="groups",
             )
 
-    def _add(self, group: ClientGroup, membership: Membership, member: GroupMember) -> bool:
+    def _refuse_growth(self, growth: int) -> None:
+        """Refuse subscriptions that make those of all groups too large."""
+        used = self._subscriptions_memory + growth
+        if growth > 0 and used > SUBSCRIPTIONS_MEMORY_MAX:
+            raise SystemBusy.over(
+                "subscriptions of all groups", figure=used, limit=SUBSCRIPTIONS_MEMORY_MAX
+            )
+
+    def _add(
+        self, group: ClientGroup, membership: Membership, member: GroupMember, memory: int
+    ) -> bool:
         """Add or refresh a membership; True if the group's set of client ids has changed."""
         is_new = self._seen_ms.pop(membership, None) is None  # moves to the end
         self._seen_ms[membership] = member.seen_ms
-        self._memberships.setdefault(member.client, set()).add(membership)
+        self._registrations.setdefault(member.client, _Registrations()).put(membership, memory)
         changed = group.add(member)
         if not membership.consumes:
             self._all_producers.add(member)
@@ -243,20 +306,23 @@ class Clients:
     def _remove(self, membership: Membership) -> GroupMember | None:
         if self._seen_ms.pop(membership, None) is None:
             return None
-        memberships = self._memberships[membership.client]
-        memberships.remove(membership)
-        if not memberships:
-            del self._memberships[membership.client]
+        registrations = self._registrations[membership.client]
+        registrations.remove(membership)
+        if not registrations.memberships:
+            del self._registrations[membership.client]
         groups = self._consumers if membership.consumes else self._producers
         group = groups[membership.group]
         member = group.members[membership.client]
         gone = group.remove(membership.client)
-        if not membership.consumes and all(other.consumes for other in memberships):
+        if not membership.consumes and not registrations.producers:
             self._all_producers.remove(membership.client)
         if not group.members:
             del groups[membership.group]
-        if gone and isinstance(group, ConsumerGroup):
-            self._notify(group)
+        if isinstance(group, ConsumerGroup):
+            if not group.members:
+                self._subscriptions_memory -= group.memory
+            if gone:
+                self._notify(group)
         return member
 
     def _notify(self, group: ConsumerGroup) -> None:

@@ -13,10 +13,11 @@ import logging
 from penstock.broker.consumers.client_groups import GroupMember
 from penstock.broker.consumers.clients import Clients
 from penstock.broker.consumers.groups import Groups
+from penstock.broker.consumers.heartbeat_limits import BODY_BYTES_MAX, check_heartbeat
 from penstock.broker.filter.filters import TAG, Filters
 from penstock.broker.topics import Topics
 from penstock.config import LiveSettings
-from penstock.errors import InvalidParameter, Refused
+from penstock.errors import Refused, SystemBusy
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
@@ -34,13 +35,6 @@ from penstock.wire.codes import (
 )
 
 log = logging.getLogger(__name__)
-
-BODY_BYTES_MAX = 4 * 1024 * 1024
-"""Maximum size of a heartbeat: decoding it takes about 20 ms."""
-GROUPS_MAX = 1_000
-"""Maximum number of groups of one client: a new group costs about 20 µs, and stays."""
-SUBSCRIPTIONS_MAX = 10_000
-"""Maximum number of subscriptions of one client; each tag counts as one more."""
 
 FULL_HEARTBEATS_ONLY = {EXT_SUPPORT_HEARTBEAT_V2: "false", EXT_SUB_CHANGE: "true"}
 
@@ -73,9 +67,7 @@ class HeartbeatHandlers:
     def heartbeat(self, command: Command) -> Answer:
         """HEART_BEAT: register a client in all its groups."""
         data = command.body_as(HeartbeatData, bytes_max=BODY_BYTES_MAX)
-        if not data.client_id:
-            raise InvalidParameter("the heartbeat has no clientID")
-        _check_size(data)
+        check_heartbeat(data)
         member = GroupMember(
             command.client,
             data.client_id,
@@ -85,9 +77,12 @@ class HeartbeatHandlers:
             command.now_ms,
             command.user,
         )
+        busy: SystemBusy | None = None
         for consumer in data.consumer_data_set:
             try:
                 self._register_consumer(consumer, member, with_subscriptions=not data.without_sub)
+            except SystemBusy as error:
+                busy = error
             except Refused as error:
                 # The client's other groups are registered; pulls of this one report the error.
                 log.warning(
@@ -97,8 +92,13 @@ class HeartbeatHandlers:
                     error.remark(),
                 )
         for producer in data.producer_data_set:
-            if producer.group_name:
-                self._clients.register_producer(producer.group_name, member)
+            try:
+                if producer.group_name:
+                    self._clients.register_producer(producer.group_name, member)
+            except SystemBusy as error:
+                busy = error
+        if busy is not None:  # the other groups are registered
+            raise busy
         return Reply(ext=FULL_HEARTBEATS_ONLY)
 
     def unregister(self, command: Command) -> Answer:
@@ -147,29 +147,3 @@ class HeartbeatHandlers:
                 member.address,
                 config.group_name,
             )
-
-
-def _check_size(data: HeartbeatData) -> None:
-    """Refuse a heartbeat that would block the event loop for too long."""
-    groups = len(data.consumer_data_set) + len(data.producer_data_set)
-    if groups > GROUPS_MAX:
-        raise InvalidParameter.over(
-            f"the client {data.client_id} has too many groups",
-            figure=groups,
-            limit=GROUPS_MAX,
-            unit="groups",
-            hint="use several clients with different instance names",
-        )
-    subscriptions = sum(
-        1 + max(len(subscription.tags_set), len(subscription.code_set))
-        for consumer in data.consumer_data_set
-        for subscription in consumer.subscription_data_set
-    )
-    if subscriptions > SUBSCRIPTIONS_MAX:
-        raise InvalidParameter.over(
-            f"the client {data.client_id} has too many subscriptions and tags",
-            figure=subscriptions,
-            limit=SUBSCRIPTIONS_MAX,
-            unit="of them",
-            hint="subscribe to * instead of these tags, or spread them over several clients",
-        )

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from penstock.broker.consumers.client_groups import CLIENT_ID_MAX
 from penstock.broker.consumers.clients import Clients
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.consumers.lock_journal import LockChange, LockJournal
@@ -41,8 +42,6 @@ QUEUES_MAX = 10_000
 """Maximum number of queues in one request: reading it takes about 10 ms."""
 STEP_QUEUES = 500
 """Queues that are locked before other clients are served: a lock costs about 2 µs."""
-CLIENT_ID_MAX = 1_024
-"""Maximum length of a client id in characters: the journal has one for every request."""
 LOCKS_MAX = 200_000
 """Maximum number of locks of all groups: a file begins with all of them."""
 

@@ -314,6 +314,46 @@ def test_all_connections_have_a_limited_number_of_groups(
     clients.register_producer("p", member(3))
 
 
+def test_the_subscriptions_of_one_connection_have_a_limited_size(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients_module, "MEMORY_PER_CLIENT_MAX", 10_000)
+    wide = tuple(f"T{n}" for n in range(10))
+    clients.register_consumer(consumer("g", *wide), member(1))
+    with pytest.raises(SystemBusy, match="names and subscriptions of one connection"):
+        clients.register_consumer(consumer("h", *wide), member(1))
+    clients.register_consumer(consumer("g", *wide, version=2), member(1))
+    clients.register_consumer(consumer("g"), member(1), with_subscriptions=False)
+    with pytest.raises(SystemBusy):
+        clients.register_consumer(consumer("h", *wide), member(1))
+    assert clients.consumer_group("h") is None
+    clients.register_consumer(consumer("h", *wide), member(2))
+    clients.register_consumer(consumer("g", "T"), member(1))
+    clients.register_consumer(consumer("h", *wide), member(1))
+    with pytest.raises(SystemBusy):
+        clients.register_producer("p" * 5_000, member(1))
+    clients.unregister(1, "", "h")
+    clients.register_producer("p" * 5_000, member(1))
+
+
+def test_the_subscriptions_of_all_groups_have_a_limited_size(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients_module, "SUBSCRIPTIONS_MEMORY_MAX", 10_000)
+    wide = tuple(f"T{n}" for n in range(10))
+    for client in range(50):
+        clients.register_consumer(consumer("g", *wide, version=client), member(client))
+    with pytest.raises(SystemBusy, match="subscriptions of all groups"):
+        clients.register_consumer(consumer("h", *wide), member(1))
+    for client in range(50):
+        clients.disconnected(client)
+    clients.register_consumer(consumer("h", *wide), member(1))
+    with pytest.raises(SystemBusy):
+        clients.register_consumer(consumer("g", *wide), member(2))
+    clients.register_consumer(consumer("h", "T"), member(1))
+    clients.register_consumer(consumer("g", *wide), member(2))
+
+
 def test_clients_without_heartbeat_are_removed_and_closed(
     clients: Clients, effects: EffectQueue
 ) -> None:

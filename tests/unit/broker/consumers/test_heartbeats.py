@@ -1,7 +1,8 @@
 """Heartbeats and other requests about connected clients."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -195,6 +196,91 @@ def test_client_with_too_many_subscriptions_is_refused(fixture: ConsumerFixture)
 def test_a_heartbeat_that_is_too_long_is_refused(fixture: ConsumerFixture) -> None:
     body = b'{"clientID":"c","consumerDataSet":[]' + b" " * (4 << 20) + b"}"
     assert fixture.ask(HEARTBEAT, body).code == 29
+
+
+def consumes(**fields: Any) -> bytes:
+    """The heartbeat of a client with this consumer group."""
+    return beat("c", ConsumerData(group_name="g", **fields))
+
+
+def subscribed(**fields: Any) -> bytes:
+    """The heartbeat of a client with this subscription."""
+    data = SubscriptionData(**{"topic": "T", "sub_string": "*", **fields})
+    return consumes(subscription_data_set=[data])
+
+
+def by_sql(expression: str) -> bytes:
+    return subscribed(sub_string=expression, expression_type="SQL92")
+
+
+@pytest.mark.parametrize(
+    ("what", "limit", "make"),
+    [
+        ("the clientID", 1_024, lambda n: beat("x" * n, producers=("p",))),
+        ("the name of a producer group", 255, lambda n: beat("c", producers=("x" * n,))),
+        ("the topic of a subscription", 255, lambda n: subscribed(topic="x" * n)),
+        ("the subString", 256 * 1024, lambda n: subscribed(sub_string="x" * n)),
+        ("the tagsSet", 256 * 1024, lambda n: subscribed(tags_set=frozenset(("a", "x" * (n - 1))))),
+        ("the subString", 32_768, lambda n: by_sql("x" * n)),
+        ("the expressionType", 64, lambda n: subscribed(expression_type="x" * n)),
+        ("the consumeType", 64, lambda n: consumes(consume_type="x" * n)),
+        ("the messageModel", 64, lambda n: consumes(message_model="x" * n)),
+        ("the consumeFromWhere", 64, lambda n: consumes(consume_from_where="x" * n)),
+    ],
+)  # fmt: skip
+def test_a_heartbeat_with_a_text_that_is_too_long_is_refused(
+    fixture: ConsumerFixture, what: str, limit: int, make: Callable[[int], bytes]
+) -> None:
+    reply = fixture.ask(HEARTBEAT, make(limit + 1))
+    assert reply.code == 29
+    remark = reply.remark or ""
+    assert remark.startswith(what)
+    assert f"is too long: {limit + 1} characters, the limit is {limit}" in remark
+    assert fixture.clients.producer_groups() == {}
+    assert fixture.clients.consumer_group("g") is None
+    assert fixture.ask(HEARTBEAT, make(limit)).code == 0
+
+
+def test_a_group_name_that_is_far_too_long_is_not_logged(
+    fixture: ConsumerFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert fixture.ask(HEARTBEAT, beat("c", consumer("x" * 100_000, "T"))).code == 29
+    assert len(caplog.text) < 1_000
+
+
+@pytest.mark.parametrize(
+    "name", ["CID_RMQ_SYS_TRANS", "instance%p", "%RETRY%" + "g" * 120, "com.example/Gruppe ü"]
+)
+def test_names_of_other_clients_are_accepted(fixture: ConsumerFixture, name: str) -> None:
+    assert fixture.ask(HEARTBEAT, beat("c", consumer("g", name), producers=(name,))).code == 0
+    assert fixture.clients.subscription("g", name) is not None
+    assert len(fixture.clients.producers(name)) == 1
+
+
+def test_heartbeats_of_one_connection_register_a_limited_number_of_bytes(
+    fixture: ConsumerFixture,
+) -> None:
+    """Each heartbeat may name another group, which stays until it expires."""
+    tags = frozenset(f"{number:04}" + "x" * 50 for number in range(4_000))
+    data = SubscriptionData(topic="T", sub_string="||".join(tags), tags_set=tags)
+    replies = [
+        fixture.ask(
+            HEARTBEAT,
+            beat(
+                "c",
+                ConsumerData(group_name=f"g{n}", subscription_data_set=[data]),
+                producers=(f"p{n}",),
+            ),
+        )
+        for n in range(40)
+    ]
+    refused = replies[-1]
+    assert (replies[0].code, refused.code) == (0, 2)
+    assert "names and subscriptions of one connection" in (refused.remark or "")
+    assert fixture.clients.consumer_group("g39") is None
+    assert len(fixture.clients.producers("p39")) == 1, "other groups are registered"
+    registered = len(list(fixture.clients.consumer_groups()))
+    assert registered * 600_000 < 16 << 20, "a tag of 54 characters takes more than 150 bytes"
 
 
 def test_an_empty_list_of_consumers_is_an_error(fixture: ConsumerFixture) -> None:
