@@ -47,7 +47,12 @@ from penstock.broker.filter.filtered_read import CHEAP_TESTS, EXAMINED_IN_THREAD
 from penstock.broker.pop.checkpoints import CHECKPOINT_MESSAGES_MAX
 from penstock.broker.pop.pop_ack import BATCHES_MAX
 from penstock.broker.pop.pop_polling import QUEUES_PER_STEP
-from penstock.broker.pop.pop_request import INVISIBLE_MS_MAX, MESSAGES_MAX, WAIT_MS_MAX
+from penstock.broker.pop.pop_request import (
+    INVISIBLE_MS_MAX,
+    MESSAGES_MAX,
+    NEWEST_QUEUES_MAX,
+    WAIT_MS_MAX,
+)
 from penstock.broker.pull import SUSPEND_MS_MAX
 from penstock.broker.query import ENTRIES_MAX as VIEW_ENTRIES_MAX
 from penstock.broker.query import UNIQUE_MAX
@@ -110,6 +115,7 @@ BROKER_ROWS: list[Row] = [
     ("broker.md", "{:,} queues in one request for locks, {:,} locks in all",
      (LOCKED_QUEUES_MAX, LOCKS_MAX)),
     ("broker.md", "statistics, correction or reset of {:,} queues", (STATISTICS_QUEUES_MAX,)),
+    ("broker.md", "| {:,} queues of a topic that POP groups read", (NEWEST_QUEUES_MAX,)),
     ("broker.md", "| {:,} queues in the assignment of one consumer", (ASSIGNED_MAX,)),
     ("broker.md", "| {:,} topics that groups may not read, {:,} request modes",
      (FORBIDDEN_MAX, MODES_MAX)),

@@ -53,7 +53,7 @@ PREPARED_MAX = 16
 REMOVED_AT_ONCE = 100
 """Queues of a deleted topic that are removed before the caller can do something else."""
 
-ArrivalListener = Callable[[ConsumeQueue], None]
+QueueListener = Callable[[ConsumeQueue], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,8 @@ class MessageStore:
         self.config = config or stored_config(self.disk, self.paths)
         self.disk.group_readable = self.config.group_readable
         self._closed = False
-        self._arrival_listeners: list[ArrivalListener] = []
+        self._arrival_listeners: list[QueueListener] = []
+        self._queue_listeners: list[QueueListener] = []
         self.disk.make_directory(self.paths.root)
         refuse_foreign(self.disk, self.paths)
         self._lock = StoreLock(self.paths, self.disk.file_mode)
@@ -272,7 +273,14 @@ class MessageStore:
         while the queues of a deleted topic of this name are removed."""
         if self._recovery.removal.is_running(topic):
             return None
-        return self._recovery.add_queue(topic, queue_id)
+        known = self.queues.get(topic, queue_id)
+        if known is not None:
+            return known
+        queue = self._recovery.add_queue(topic, queue_id)
+        if queue is not None:
+            for listener in self._queue_listeners:
+                listener(queue)
+        return queue
 
     def prepare(self, topic: str, queues: int) -> None:
         """Have the pool make the files of a new topic, so that first messages need not wait.
@@ -347,7 +355,11 @@ class MessageStore:
             else:
                 self.writer.arrived.append(queue)
 
-    def on_arrival(self, listener: ArrivalListener) -> None:
+    def on_new_queue(self, listener: QueueListener) -> None:
+        """Call `listener(queue)` when a queue is made, before it has messages."""
+        self._queue_listeners.append(listener)
+
+    def on_arrival(self, listener: QueueListener) -> None:
         """Call `listener(queue)` when a watched queue gets a message that readers may see."""
         self._arrival_listeners.append(listener)
 

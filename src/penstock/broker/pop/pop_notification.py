@@ -8,6 +8,7 @@ from penstock.broker.context import BrokerContext
 from penstock.broker.long_polling import WaitQueue
 from penstock.broker.pop.ordered_pop import OrderedPops
 from penstock.broker.pop.pop_polling import ALL_QUEUES, QUEUES_PER_STEP, PopPolling
+from penstock.broker.pop.pop_queues import round_robin
 from penstock.broker.pop.pop_reader import ReadBatch, read_messages
 from penstock.broker.pop.pop_request import PollRequest, PopRequestReader
 from penstock.broker.pull import ALL
@@ -218,8 +219,8 @@ class PopNotification:
                 yield name, store.queue(name, request.queue_id)
                 continue
             first = number if name == request.topic else 0
-            for step in range(count):
-                yield name, store.queue(name, (first + step) % count)
+            for queue_id in round_robin(self._context, name, count, first, made_only=True):
+                yield name, store.queue(name, queue_id)
 
     def _offset(self, request: PollRequest, topic: str, queue: ConsumeQueue) -> int:
         offset = self._context.offsets.get(request.group, topic, queue.queue_id)

@@ -1,7 +1,8 @@
 """Suspended pops and notifications: one wait queue per group, topic and queue (or all queues).
 
-A wait queue is notified of messages in its queues and in the group's retry topics, including retry
-topics that are created while requests wait. `wake` is called for every other event that lets a pop
+A wait queue is notified of messages in its queues and in the group's retry topics, including queues
+and retry topics that are created while requests wait. Queues that never had a message are not made
+for it: a topic may have a million queues. `wake` is called for every other event that lets a pop
 succeed: an ack in an ordered queue, the end of its invisible time, the end of a read in the thread
 pool.
 """
@@ -36,8 +37,10 @@ class PopPolling:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
         self._wait_queues: dict[tuple[str, str], dict[tuple[bool, int], WaitQueue]] = {}
+        self._groups: dict[str, set[str]] = {}  # those in `_wait_queues`, by topic
         self._cleanup_ms = 0
         self._to_unwatch: deque[Iterator[None]] = deque()  # what is left of the last cleanup
+        context.store.on_new_queue(self._watch_new_queue)
 
     def retry_topics(self, topic: str, group: str) -> list[str]:
         """The names of the retry topics that the group reads, the one in use first."""
@@ -58,6 +61,7 @@ class PopPolling:
             # As in RocketMQ: the newest waiter of a NOTIFICATION is the least likely to be gone.
             wait_queue = WaitQueue(newest_first=notify)
             wait_queues[notify, request.queue_id] = wait_queue
+            self._groups.setdefault(request.topic, set()).add(request.group)
         full = len(wait_queue.waiting) > broker.pop_waiting_per_queue_max
         if full or self._context.long_polling.in_wait_queues >= broker.pop_waiting_max:
             return None
@@ -102,15 +106,34 @@ class PopPolling:
             config = topics.get(name)
             if config is None:
                 continue
-            queue_ids = range(config.read_queue_nums)
             if name == request.topic and request.queue_id != ALL_QUEUES:
-                queue_ids = range(request.queue_id, request.queue_id + 1)
-            for queue_id in queue_ids:
-                if topics.get(name) is not config:  # changed or deleted meanwhile
-                    break
-                queue = store.make_queue(name.encode(), queue_id)
+                queue = store.make_queue(name.encode(), request.queue_id)
                 if queue is not None:
                     yield queue
+                continue
+            for queue in store.queues.of(name.encode()):
+                if topics.get(name) is not config:  # changed or deleted meanwhile
+                    break
+                if queue.queue_id < config.read_queue_nums:
+                    yield queue
+
+    def _watch_new_queue(self, queue: ConsumeQueue) -> None:
+        """Let the wait queues of its topic watch a queue that was made for a first message."""
+        topic = queue.topic.decode()
+        config = self._context.topics.get(topic) if topic in self._groups else None
+        if config is None or queue.queue_id >= config.read_queue_nums:
+            return
+        for group in self._groups[topic]:
+            for (_, queue_id), wait_queue in self._wait_queues[topic, group].items():
+                if queue_id in (ALL_QUEUES, queue.queue_id):
+                    wait_queue.add_queues((queue,))
+                    self._context.long_polling.watch(wait_queue)
+
+    def _forget(self, topic: str, group: str) -> None:
+        groups = self._groups.get(topic, set())
+        groups.discard(group)
+        if not groups:
+            self._groups.pop(topic, None)
 
     def count(self, topic: str, group: str, queue_id: int) -> int:
         """The number of pops in a wait queue."""
@@ -147,6 +170,7 @@ class PopPolling:
                         self._to_unwatch.append(self._context.long_polling.unwatch(wait_queue))
                 if not wait_queues:
                     del self._wait_queues[name]
+                    self._forget(*name)
         left = UNWATCHED_PER_TICK
         while self._to_unwatch and left > 0:
             done = sum(1 for _ in islice(self._to_unwatch[0], left))

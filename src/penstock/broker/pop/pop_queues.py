@@ -5,12 +5,16 @@ of the most urgent messages. The queues of the retry topics come first for `pop_
 the pops that are not by priority, and last otherwise.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from penstock.broker.context import BrokerContext
 from penstock.broker.pop.pop_polling import ALL_QUEUES, PopPolling
 from penstock.broker.pop.pop_request import PopRequest
 from penstock.broker.priority import priority_factor
+
+SPARSE: Final = 20
+"""If one in this many queues of a topic is in use, only those are looked at."""
 
 
 class PopQueues:
@@ -39,17 +43,19 @@ class PopQueues:
         if request.queue_id != ALL_QUEUES:
             yield request.topic, request.queue_id
         else:
-            for queue_id in self._all_queues(request.topic, by_priority):
+            for queue_id in self._all_queues(request, by_priority):
                 yield request.topic, queue_id
         if not retries_first:
             yield from retries
 
-    def _all_queues(self, topic: str, by_priority: bool) -> Iterable[int]:
-        config = self._context.topics.get(topic)
+    def _all_queues(self, request: PopRequest, by_priority: bool) -> Iterable[int]:
+        config = self._context.topics.get(request.topic)
         count = 0 if config is None else config.read_queue_nums
         if not by_priority:
-            first = self._round_robin
-            return ((first + step) % count for step in range(count))
+            # A group that begins with the newest message has to look at all of them: it begins
+            # with the first message of a queue that has none yet.
+            made_only = request.from_first
+            return round_robin(self._context, request.topic, count, self._round_robin, made_only)
         higher_first = self._context.settings.current.broker.pop_higher_priority_first
         return range(count - 1, -1, -1) if higher_first else range(count)
 
@@ -82,3 +88,17 @@ class PopQueues:
         share = self._priority_shares.get(key, 0) + factor
         self._priority_shares[key] = share % 100
         return share >= 100
+
+
+def round_robin(
+    context: BrokerContext, topic: str, count: int, first: int, made_only: bool
+) -> Iterable[int]:
+    """The ids of a topic's queues, beginning at another one for each value of `first`.
+
+    With `made_only`, queues that were never used may be left out.
+    """
+    made = context.store.queues.topics.get(topic.encode(), {})
+    queue_ids: Sequence[int] = range(count)
+    if made_only and len(made) * SPARSE < count:
+        queue_ids = [queue_id for queue_id in made if queue_id < count]
+    return (queue_ids[(first + step) % len(queue_ids)] for step in range(len(queue_ids)))

@@ -19,6 +19,8 @@ INVISIBLE_MS_MAX = 3 * 24 * 3600 * 1000
 messages in flight can't be deleted."""
 WAIT_MS_MAX = 300_000
 """Maximum time that a pop is suspended; RocketMQ's clients use 15 to 30 s."""
+NEWEST_QUEUES_MAX = 100_000
+"""Most queues of a topic whose groups may begin with the newest message."""
 RESPONSE_MARGIN_MS = 50
 """The response is sent this long before the client's timeout."""
 MODE_MIN = 0
@@ -79,6 +81,8 @@ class PopRequestReader:
                 f"the names of the group and the topic are too long for a retry topic: {fault}",
                 hint="the name of the retry topic contains both; use shorter names",
             )
+        if mode != MODE_MIN and queue_id < 0:
+            self._refuse_too_many_queues(topic)
         return PopRequest(
             group,
             topic,
@@ -91,6 +95,20 @@ class PopRequestReader:
             mode == MODE_MIN,
             self._wanted(command.text_or("expType", TAG), command.text_or("exp")),
         )
+
+    def _refuse_too_many_queues(self, topic: str) -> None:
+        """A group that begins with the newest message needs an offset for each queue at once, also
+        for queues without messages: it begins with the first message that arrives there."""
+        queues = self._context.topics.need(topic).read_queue_nums
+        if queues > NEWEST_QUEUES_MAX:
+            raise InvalidParameter.over(
+                f"a group can't begin with the newest message in all queues of the topic {topic}",
+                figure=queues,
+                limit=NEWEST_QUEUES_MAX,
+                unit="queues",
+                hint="begin with the first message (CONSUME_FROM_FIRST_OFFSET, initMode 0), pop "
+                "single queues, or reduce the queues of the topic",
+            )
 
     def notification(self, command: Command) -> PollRequest:
         """NOTIFICATION."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.pop import pop_message, pop_notification, pop_polling
-from penstock.errors import TopicNotExist
+from penstock.errors import InvalidParameter, TopicNotExist
 from penstock.rpc.answers import Answer, NextIteration, Reply, Suspend
 from penstock.rpc.command import Command
 from penstock.wire.codes import RequestCode
@@ -30,6 +30,12 @@ def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerFixtu
 def create(env: BrokerFixture) -> None:
     ext = {"topic": "T", "readQueueNums": str(QUEUES), "writeQueueNums": str(QUEUES), "perm": "6"}
     assert env.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, ext).code == 0
+
+
+def make_queues(env: BrokerFixture) -> None:
+    """Make the queues, as if they had had messages once."""
+    for queue_id in range(QUEUES):
+        assert env.store.make_queue(b"T", queue_id) is not None
 
 
 def begin(env: BrokerFixture, code: int = RequestCode.POP_MESSAGE, **ext: str) -> Answer:
@@ -86,9 +92,12 @@ def test_a_pop_looks_at_few_queues_in_each_step(
 @pytest.mark.parametrize("code", [RequestCode.POP_MESSAGE, RequestCode.NOTIFICATION])
 @pytest.mark.parametrize("queue_id", [0, 1, 2, 3, 8, 9])
 @pytest.mark.parametrize("steps", range(12))
+@pytest.mark.parametrize("made", [True, False])
 def test_a_message_between_the_steps_is_not_missed(
-    env: BrokerFixture, code: int, queue_id: int, steps: int
+    env: BrokerFixture, code: int, queue_id: int, steps: int, made: bool
 ) -> None:
+    if made:
+        make_queues(env)
     answer = run(begin(env, code), steps)
     if isinstance(answer, Suspend):
         env.context.long_polling.add(1, 9, answer)
@@ -134,6 +143,7 @@ def test_without_polling_time_a_pop_watches_no_queue(env: BrokerFixture) -> None
 def test_a_topic_that_is_deleted_between_the_steps_ends_the_pop(
     env: BrokerFixture, steps: int
 ) -> None:
+    make_queues(env)
     answer = run(begin(env), steps)
     assert isinstance(answer, NextIteration)
     assert env.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
@@ -144,6 +154,7 @@ def test_a_topic_that_is_deleted_between_the_steps_ends_the_pop(
 
 
 def test_a_changed_topic_is_searched_again(env: BrokerFixture) -> None:
+    make_queues(env)
     answer = run(begin(env), 5)
     assert isinstance(answer, NextIteration)
     assert env.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
@@ -168,9 +179,113 @@ def test_wait_queues_of_many_queues_are_removed_in_several_ticks(
     env: BrokerFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pop_polling, "UNWATCHED_PER_TICK", 4)
+    make_queues(env)
     finish(env, begin(env, pollTime="1000"))
     assert len(env.context.long_polling._by_queue) == QUEUES
     advance(env, pop_polling.CLEANUP_MS + 2000)
     for _ in range(QUEUES):
         env.tick(1000)
     assert env.context.long_polling._by_queue == {}
+
+
+# --- topics with very many queues that are not used
+
+
+WIDE = 1_000_000
+
+
+def create_wide(env: BrokerFixture) -> None:
+    ext = {"topic": "T", "readQueueNums": str(WIDE), "writeQueueNums": str(WIDE), "perm": "6"}
+    assert env.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, ext).code == 0
+
+
+@pytest.mark.parametrize("code", [RequestCode.POP_MESSAGE, RequestCode.NOTIFICATION])
+def test_a_suspended_request_makes_no_queues(env: BrokerFixture, code: int) -> None:
+    create_wide(env)
+    made = len(env.store.queues.of(b"T"))
+    answer = finish(env, begin(env, code, initMode="0"))
+    assert isinstance(answer, Suspend)
+    assert len(env.store.queues.of(b"T")) == made
+    assert len(env.context.long_polling._by_queue) <= made
+
+
+@pytest.mark.parametrize("code", [RequestCode.POP_MESSAGE, RequestCode.NOTIFICATION])
+@pytest.mark.parametrize("steps", range(4))
+def test_the_first_message_of_a_queue_wakes_a_request(
+    env: BrokerFixture, code: int, steps: int
+) -> None:
+    create_wide(env)
+    env.send(queue_id=7, body=b"before")
+    env.store.publish()
+    client = PopClient(env)
+    client.ack_all(client.pop())
+    answer = run(begin(env, code, initMode="0"), steps)
+    if isinstance(answer, Suspend):
+        env.context.long_polling.add(1, 9, answer)
+    env.send(queue_id=WIDE - 1, body=b"a")
+    env.store.publish()
+    if not isinstance(answer, Suspend):
+        answer = finish(env, answer)
+    if isinstance(answer, Suspend):
+        (answer,) = env.woken
+    assert isinstance(answer, Reply)
+    if code == RequestCode.POP_MESSAGE:
+        assert bodies(answer) == [b"a"]
+    else:
+        assert (answer.ext or {})["hasMsg"] == "true"
+
+
+def test_a_message_that_arrives_before_the_request_is_added_wakes_it(env: BrokerFixture) -> None:
+    create_wide(env)
+    answer = env.finish(begin(env, initMode="0"))
+    assert isinstance(answer, Suspend)
+    env.send(queue_id=WIDE - 1, body=b"a")
+    env.store.publish()
+    env.context.long_polling.add(1, 9, answer)
+    (reply,) = env.woken
+    assert isinstance(reply, Reply)
+    assert bodies(reply) == [b"a"]
+
+
+def test_queues_in_use_are_popped_in_turn(env: BrokerFixture) -> None:
+    create_wide(env)
+    for queue_id in (WIDE - 1, 5):
+        for _ in range(4):
+            env.send(queue_id=queue_id, body=b"%d" % queue_id)
+    env.store.publish()
+    client = PopClient(env)
+    popped = [body for _ in range(8) for body in client.bodies(maxMsgNums=1)]
+    assert len(popped) == 8
+    assert set(popped[:4]) == {b"5", b"%d" % (WIDE - 1)}
+
+
+def test_a_request_for_one_queue_is_woken_by_its_first_message(env: BrokerFixture) -> None:
+    create_wide(env)
+    assert isinstance(finish(env, begin(env, queueId="900000")), Suspend)
+    env.send(queue_id=900_001, body=b"other")
+    env.store.publish()
+    assert env.woken == []
+    env.send(queue_id=900_000, body=b"a")
+    env.store.publish()
+    (reply,) = env.woken
+    assert isinstance(reply, Reply)
+    assert bodies(reply) == [b"a"]
+
+
+def test_wait_queues_are_forgotten_with_their_topic(env: BrokerFixture) -> None:
+    create_wide(env)
+    finish(env, begin(env, initMode="0", pollTime="1000"))
+    advance(env, 130_000)
+    assert env.broker.pop._polling._groups == {}
+    assert env.broker.pop._polling._wait_queues == {}
+    env.send(queue_id=WIDE - 1, body=b"a")  # nobody waits
+
+
+def test_a_group_can_not_begin_with_the_newest_message_of_very_many_queues(
+    env: BrokerFixture,
+) -> None:
+    create_wide(env)
+    with pytest.raises(InvalidParameter, match="1000000 queues, the limit is 100000"):
+        begin(env, initMode="1")
+    assert env.context.offsets.groups_of_topic("T") == []
+    assert isinstance(finish(env, begin(env, initMode="1", queueId="7")), Suspend)
