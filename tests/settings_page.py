@@ -22,8 +22,9 @@ sources before it:
 5. command-line options ([running servers](running.md)).
 
 A server does not start with an invalid value: it prints one line that names the source of the value
-and what is expected. An unknown name is ignored with a warning, which suggests a similar name if
-there is one.
+and what is expected. Nor does it start with an unknown name in a `.toml` file, or with settings
+that contradict each other. An unknown environment variable is ignored with a warning. Both suggest
+a similar name if there is one.
 
 ## Files and environment variables
 
@@ -66,6 +67,10 @@ fileReservedTime=48
 With such a file, three defaults are RocketMQ's: the address to listen on is `0.0.0.0`, the broker's
 name is the host name, and the store is `~/store`. One warning lists the settings of RocketMQ that
 have no effect in Penstock.
+
+An unknown name in such a file is ignored with a warning that suggests a similar one, because each
+version of RocketMQ adds settings. A name that is probably a misspelt `flushDiskType`, `brokerRole`,
+`authenticationEnabled`, `authorizationEnabled`, `aclEnable` or `tls.server.mode` is refused.
 
 A file without a single known setting is refused. So is a setting that changes what the broker
 promises and that Penstock does not support, in a file and with `mqadmin updateBrokerConfig`:

@@ -140,6 +140,23 @@ def test_dump_by_queue_key_and_log_offset(root: Path) -> None:
     assert at.stdout.splitlines()[1] == "    message…"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--topic", "oders"], "the store has no queue of a topic oders; did you mean orders?"),
+        (["--topic", "zzz", "--key", "k1"], "the store has no queue of a topic zzz"),
+        (["--topic", "orders", "--queue", "99"], "the topic orders has no queue 99; it has 0, 1"),
+    ],
+)
+def test_dump_of_an_unknown_queue_is_an_error(
+    root: Path, arguments: list[str], message: str
+) -> None:
+    result = run("store", "dump", root, *arguments)
+    assert result.returncode == 1
+    assert message.partition(";")[0] in result.stderr
+    assert message.partition("; ")[2] in result.stderr
+
+
 def test_dump_decompresses_and_shows_hex(tmp_path: Path) -> None:
     store = MessageStore(tmp_path, kit.CONFIG, now_ms=kit.START_MS)
     kit.fill(store, kit.COMPRESSED + 1)

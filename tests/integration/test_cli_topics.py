@@ -409,6 +409,10 @@ def test_requests_are_signed(tmp_path: Path) -> None:
         created = run(None, "user", "create", "eve", "--password", "hidden12", *at, *keys).stdout
         assert created == f"created user eve on {broker.address}\n"
         assert "eve" in run(None, "user", "list", "-b", broker.address, *keys).stdout
+        listed = run(None, "user", "list", *keys, NAMESRV_ADDR=names.address).stdout
+        assert "eve" in listed, "the variable replaces -n"
+        nowhere = {"NAMESRV_ADDR": "127.0.0.1:1"}
+        assert "eve" in run(None, "user", "list", "-b", broker.address, *keys, **nowhere).stdout
 
 
 # --- what `penstock up` prints

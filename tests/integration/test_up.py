@@ -269,6 +269,7 @@ def test_two_brokers_can_not_share_a_store(start: Start, port: int, tmp_path: Pa
         (("broker", "-c", "missing.toml"), {}, "No such file or directory: missing.toml"),
         (("broker", "--nameservers", "nowhere"), {}, "--nameservers must be a list of host:port"),
         (("nameserver",), {"PENSTOCK_NAMESERVER_PORT": "x"}, "PENSTOCK_NAMESERVER_PORT must be"),
+        (("broker",), {"PENSTOCK_STORE_SEGMENT_BYTES": "9000000000000"}, "at most 2147483647"),
         (("up", "--brokers", "3", "--broker-port", "65520"), {}, "choose a lower --broker-port"),
     ],
 )

@@ -6,6 +6,7 @@ The commands use only the protocol, so they also work with Apache RocketMQ.
 import asyncio
 import json
 import logging
+import os
 import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -98,9 +99,12 @@ class BrokerOptions(ServerAccess):
     ) -> list[tuple[str, bytes]]:
         from penstock.client.admin.async_admin import AsyncAdmin
 
-        async with AsyncAdmin(self.nameserver, **self.keywords()) as admin:
+        nameserver = self.nameserver
+        if nameserver is None and not self.addresses:
+            nameserver = os.environ.get("NAMESRV_ADDR") or None
+        async with AsyncAdmin(nameserver, **self.keywords()) as admin:
             addresses = self.addresses or [DEFAULT_BROKER]
-            if self.nameserver is not None:
+            if nameserver is not None:
                 addresses = await self._find(admin)
             found: list[tuple[str, bytes]] = []
             for address in addresses[: 1 if only_first else None]:
@@ -199,13 +203,15 @@ _BROKER_OPTIONS = (
         "addresses",
         multiple=True,
         metavar="HOST:PORT",
-        help=f"Broker address. Can be repeated.  [default: {DEFAULT_BROKER}]",
+        help="Broker address. Can be repeated.  "
+        f"[default: {DEFAULT_BROKER}, or the cluster of NAMESRV_ADDR]",
     ),
     click.option(
         "-n",
         "--nameserver",
         metavar="HOST:PORT",
-        help="Use all brokers of a cluster of this NameServer, instead of --broker.",
+        help="Use all brokers of a cluster of this NameServer, instead of --broker.  "
+        "[env: NAMESRV_ADDR]",
     ),
     click.option("-c", "--cluster", help="The cluster, if the NameServer has several."),
 )

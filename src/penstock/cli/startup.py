@@ -133,6 +133,11 @@ def explained(error: OSError) -> OSError:
         text = f"{error.strerror}; stop the other server, or choose another port"
     elif error.errno == errno.EADDRNOTAVAIL:
         text = f"{error.strerror}; set --host to an address of this machine"
+    elif error.errno == errno.EFBIG and error.filename:
+        text = (
+            f"{error.filename} would be too large for its file system or for the limit of this "
+            "process; raise the limit (ulimit -f), or lower store.segment_bytes"
+        )
     elif error.errno in _UNUSABLE and error.filename:
         text = f"can't use {error.filename}: {error.strerror}; set --data to another directory"
     else:

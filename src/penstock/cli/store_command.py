@@ -235,6 +235,8 @@ def dump(
     if (queue_id is not None or key or offset is not None) and not topic:
         raise click.UsageError("--queue, --from and --key require --topic")
     files = _open(directory, sizes)
+    if topic and physical is None and not salvage:
+        _require_topic(files, topic, queue_id)
     if key and topic:
         found = find.find_key(files, topic, key)
     elif topic and physical is None and not salvage:
@@ -265,6 +267,24 @@ def dump(
         else:
             store_text.print_message(one.message, bodies=bodies, cut_bytes=body_bytes)
     return DAMAGED if bad else 0
+
+
+def _require_topic(files: "StoreFiles", topic: str, queue_id: int | None) -> None:
+    """Raise StoreError if the store has no such topic or queue."""
+    from difflib import get_close_matches
+
+    from penstock.errors import StoreError
+
+    queues: dict[str, list[int]] = {}
+    for name, number in files.queues():
+        queues.setdefault(name, []).append(number)
+    if topic not in queues:
+        similar = get_close_matches(topic, queues, 1)
+        hint = f"did you mean {similar[0]}?" if similar else "penstock store stat lists the topics"
+        raise StoreError(f"the store has no queue of a topic {topic}", hint=hint)
+    if queue_id is not None and queue_id not in queues[topic]:
+        known = ", ".join(map(str, sorted(queues[topic])))
+        raise StoreError(f"the topic {topic} has no queue {queue_id}", hint=f"it has {known}")
 
 
 def _open(directory: Path, sizes: dict[str, int]) -> "StoreFiles":

@@ -4,6 +4,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import cache
 from typing import NamedTuple
 
@@ -154,6 +155,13 @@ _FORMS = {
         _read_pair("accessKey", "secretKey"), _write_pair("accessKey", "secretKey")
     ),
 }
+_PROMISES = (
+    "flushDiskType", "brokerRole", "authenticationEnabled", "authorizationEnabled", "aclEnable",
+    "tls.server.mode", "store.sync_flush", "access.authentication", "access.authorization",
+    "tls.mode",
+)  # fmt: skip
+_MISSPELT = 0.85
+"""How similar an unknown name is to the one that was meant (difflib's ratio)."""
 _PLAIN = Form(lambda text: text, lambda text: text)
 _ALIASES = {"tlsMode": "tls.server.mode"}
 
@@ -197,6 +205,12 @@ def unsupported_reason(key: str, value: str, values: Mapping[str, str]) -> str:
         if not _same_path(value, os.path.join(root, "commitlog")):
             return f"the CommitLog must be in {os.path.join(root, 'commitlog')}; move or link it"
     return _REFUSED_VALUES.get((key, value.lower()), "")
+
+
+def resembles_promise(key: str) -> bool:
+    """Whether an unknown key is probably a misspelt setting that changes what a broker promises."""
+    known = {name.lower() for name in _PROMISES}
+    return bool(get_close_matches(key.lower(), known, 1, _MISSPELT))
 
 
 def defaults(role: Role) -> dict[str, str]:

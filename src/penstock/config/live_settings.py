@@ -10,6 +10,7 @@ from penstock.config.settings import (
     Role,
     Settings,
     all_settings,
+    contradiction,
     read_value,
     value_of,
     with_values,
@@ -72,7 +73,11 @@ class LiveSettings:
         return list(wanted)
 
     def _replace(self, wanted: dict[str, Any]) -> None:
-        before, self.current = self.current, with_values(self.current, wanted)
+        changed = with_values(self.current, wanted)
+        found = contradiction(changed)
+        if found is not None:
+            raise InvalidParameter(" ".join(found))
+        before, self.current = self.current, changed
         self.changes += 1
         for name, value in wanted.items():
             self.changed[name] = write_value(value)

@@ -10,6 +10,8 @@ from penstock.config.doc import Setting, settings_of, violated_rule
 from penstock.config.server_settings import AccessConfig, NameServerConfig, ServerConfig, TlsConfig
 from penstock.config.store_settings import StoreConfig
 
+_PERCENT = 100
+
 Role = Literal["broker", "nameserver"]
 
 _BOOLS = {"true": True, "yes": True, "on": True, "1": True} | {
@@ -67,6 +69,19 @@ def with_values(settings: Settings, values: dict[str, Any]) -> Settings:
         for table, fields in tables.items()
     }
     return msgspec.structs.replace(settings, **changed)
+
+
+def contradiction(settings: Settings) -> tuple[str, str] | None:
+    """The full name of a setting that contradicts another one, and why; None if there is none."""
+    store = settings.store
+    if store.disk_refuse_percent < store.disk_force_percent < _PERCENT:
+        return (
+            "store.disk_refuse_percent",
+            f"must be at least disk_force_percent ({store.disk_force_percent}), at which writes "
+            f"resume, not {store.disk_refuse_percent}; change both, or set disk_force_percent to "
+            f"{_PERCENT} so that only expired segments are deleted",
+        )
+    return None
 
 
 def read_value(setting: Setting, given: object) -> Any:

@@ -1,7 +1,9 @@
 """Load settings from files, environment variables and command-line flags.
 
 Each source becomes a `Layer`. `merge_layers` merges them; later layers override earlier ones. An
-invalid value raises BadSetting with its source. An unknown name is a warning.
+invalid value raises BadSetting with its source, and so does an unknown name in penstock.toml. In
+RocketMQ's files and in the environment, which others fill too, an unknown name is a warning, unless
+it resembles a setting that changes what the broker promises.
 """
 
 import tomllib
@@ -18,6 +20,7 @@ from penstock.config.settings import (
     Role,
     Settings,
     all_settings,
+    contradiction,
     not_given,
     read_value,
     with_values,
@@ -69,6 +72,11 @@ def merge_layers(layers: Iterable[Layer]) -> LoadedSettings:
     if settings.broker.id != 0:
         source = values["broker.id"][1]
         raise BadSetting(f"{source} must be 0: a slave needs replication, which does not exist yet")
+    found = contradiction(settings)
+    if found is not None:
+        name, reason = found
+        source = values[name][1] if name in values else name
+        raise BadSetting(f"{source} {reason}")
     return LoadedSettings(settings, frozenset(values), tuple(warnings))
 
 
@@ -79,18 +87,21 @@ def from_toml(data: bytes, source: str) -> Layer:
     except ValueError as error:  # the base class of TOMLDecodeError and UnicodeDecodeError
         raise BadSetting(f"{source} is not valid TOML: {error}") from None
     layer = Layer()
+    unknown = []
     for table, fields in tables.items():
         if table not in TABLES or not isinstance(fields, dict):
-            layer.warnings.append(f"{source}: {_unknown(f'[{table}]', [f'[{t}]' for t in TABLES])}")
+            unknown.append(_unknown(f"[{table}]", [f"[{t}]" for t in TABLES]))
             continue
         for key, value in fields.items():
             name = f"{table}.{key}"
             if name in all_settings():
                 layer.put(name, value, f"{source}: {name}")
             else:
-                layer.warnings.append(f"{source}: {_unknown(name, all_settings())}")
-    if not layer.values:
-        raise _no_setting(source, layer.warnings)
+                unknown.append(_unknown(name, all_settings()))
+    if not layer.values and not any("did you mean" in text for text in unknown):
+        raise _no_setting(source, unknown)
+    if unknown:
+        raise BadSetting(f"{source}: {', '.join(unknown)}")
     return layer
 
 
@@ -109,8 +120,11 @@ def from_properties(values: Mapping[str, str], source: str, role: Role) -> Layer
                 raise BadSetting(f"{source}: {key}={value.strip()} is not supported: {reason}")
             if key in IGNORED:
                 ignored.append(key)
-            else:
-                layer.warnings.append(f"{source}: {_unknown(key, known_keys(role))}")
+                continue
+            unknown = _unknown(key, known_keys(role))
+            if apache.resembles_promise(key):
+                raise BadSetting(f"{source}: {unknown}")
+            layer.warnings.append(f"{source}: ignored {unknown}")
             continue
         given += 1
         name, form = found
@@ -142,7 +156,7 @@ def from_environment(environ: Mapping[str, str]) -> Layer:
         elif variable.startswith(ENVIRONMENT_PREFIX) and variable not in _ENVIRONMENT_OTHERS:
             names_table = variable.split("_")[1].lower() in TABLES
             if names_table or get_close_matches(variable, by_variable, 1, _SIMILARITY):
-                layer.warnings.append(f"environment: {_unknown(variable, by_variable)}")
+                layer.warnings.append(f"environment: ignored {_unknown(variable, by_variable)}")
     return layer
 
 
@@ -192,4 +206,4 @@ def _variable(name: str) -> str:
 def _unknown(key: str, known: Iterable[str]) -> str:
     similar = get_close_matches(key, list(known), 1, _SIMILARITY)
     suggestion = f"; did you mean {similar[0]}?" if similar else ""
-    return f"ignored unknown setting {key}{suggestion}"
+    return f"unknown setting {key}{suggestion}"

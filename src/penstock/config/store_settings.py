@@ -31,7 +31,7 @@ class StoreConfig(Checked, frozen=True, forbid_unknown_fields=True):
 
     segment_bytes: Annotated[
         int, Doc("The size of a CommitLog file. It can't change once the first file exists.",
-                 "mappedFileSizeCommitLog", least=1024)
+                 "mappedFileSizeCommitLog", least=1024, most=I32_MAX)
     ] = 1 << 30  # fmt: skip
     queue_file_entries: Annotated[
         int, Doc("The number of entries in a ConsumeQueue file.", "mappedFileSizeConsumeQueue",

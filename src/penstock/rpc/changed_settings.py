@@ -42,6 +42,11 @@ class ChangedSettings:
 
     def apply(self, settings: LiveSettings) -> None:
         """Apply the changes; log those that are no longer valid."""
+        try:
+            settings.change(self._changed)  # one alone may contradict the present value of another
+            return
+        except PenstockError:
+            pass
         for name, text in self._changed.items():
             try:
                 settings.change({name: text})

@@ -141,8 +141,15 @@ class Disk:
     def create(self, path: Path, size: int) -> int:
         """Open a file for reading and writing, with a sparse length of `size` if it is new."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self.file_mode)
-        if os.fstat(fd).st_size != size:
-            os.ftruncate(fd, size)
+        before = os.fstat(fd).st_size
+        if before != size:
+            try:
+                os.ftruncate(fd, size)
+            except OSError as error:
+                os.close(fd)
+                if before == 0:
+                    path.unlink()
+                raise OSError(error.errno, error.strerror, str(path)) from error
         return fd
 
     def open(self, path: Path) -> int:

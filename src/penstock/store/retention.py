@@ -110,7 +110,7 @@ def decide(
             break
         delete += 1
         excess -= segment.size
-    limit = config.disk_force_percent if refusing else config.disk_refuse_percent
+    limit = _resume_percent(config) if refusing else config.disk_refuse_percent
     return RetentionDecision(delete, disk_percent > limit, pinned)
 
 
@@ -130,5 +130,11 @@ def nearly_full(
         unit="%",
         setting="disk_refuse_percent",
         hint=f"free space or lower retain_hours (now {config.retain_hours}); writes resume "
-        f"at {config.disk_force_percent} % (disk_force_percent)",
+        f"at {_resume_percent(config)} % (disk_force_percent, at most disk_refuse_percent)",
     )
+
+
+def _resume_percent(config: StoreConfig) -> int:
+    """Disk usage at which writes resume. With a `disk_force_percent` of 100 no deletion is forced,
+    but writes must not resume before there is space again."""
+    return min(config.disk_force_percent, config.disk_refuse_percent)

@@ -70,6 +70,14 @@ def test_ignored_and_unknown_names_have_different_warnings() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "line", ["flushDiskTyp=SYNC_FLUSH", "flushdisktype=SYNC_FLUSH", "authentificationEnabled=true"]
+)
+def test_a_misspelt_setting_that_changes_a_promise_is_refused(line: str) -> None:
+    with pytest.raises(BadSetting, match=r"broker\.conf: unknown setting .*; did you mean "):
+        read(b"deleteWhen=04\n" + line.encode())
+
+
 def test_rocketmqs_defaults_apply_to_a_broker_conf() -> None:
     broker = read(b"deleteWhen=04").settings.broker
     assert broker.host == "0.0.0.0"

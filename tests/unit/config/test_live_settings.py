@@ -4,6 +4,7 @@ import pytest
 
 from penstock.config import LiveSettings, Settings
 from penstock.errors import InvalidParameter, NoPermission
+from penstock.rpc.changed_settings import ChangedSettings
 
 
 def test_live_settings_change_by_either_name_and_notify_listeners() -> None:
@@ -26,6 +27,19 @@ def test_changes_can_be_applied_after_a_restart() -> None:
     again.change(live.changed)
     assert again.current == live.current
     assert again.current.server.idle_ms == 5000
+
+
+def test_contradictory_changes_are_refused() -> None:
+    live = LiveSettings(Settings())
+    with pytest.raises(InvalidParameter, match=r"disk_refuse_percent must be at least"):
+        live.change({"store.disk_refuse_percent": "20"})
+    assert live.current == Settings()
+    assert live.change({"diskSpaceCleanForciblyRatio": "95", "store.disk_refuse_percent": "97"})
+    again = LiveSettings(Settings())
+    changed = ChangedSettings()
+    changed.set(live.changed, 1)
+    changed.apply(again)
+    assert again.current == live.current, "each change alone would contradict a default"
 
 
 def test_setting_the_same_value_is_not_a_change() -> None:

@@ -90,16 +90,41 @@ def test_an_error_names_file_key_value_and_expectation(text: str, message: str) 
     assert "secret" not in str(caught.value)
 
 
-def test_a_warning_about_an_unknown_name_suggests_a_similar_one() -> None:
+def test_unknown_names_in_our_file_are_refused_with_similar_ones() -> None:
     text = b"loose = 1\n[brokre]\na = 1\n[broker]\nprot = 1\nwhatever = 2\nport = 3\n"
-    layer = from_toml(text, "p.toml")
-    assert layer.values == {"broker.port": (3, "p.toml: broker.port")}
-    assert layer.warnings == [
-        "p.toml: ignored unknown setting [loose]",
-        "p.toml: ignored unknown setting [brokre]; did you mean [broker]?",
-        "p.toml: ignored unknown setting broker.prot; did you mean broker.port?",
-        "p.toml: ignored unknown setting broker.whatever",
-    ]
+    with pytest.raises(BadSetting) as caught:
+        from_toml(text, "p.toml")
+    assert str(caught.value) == (
+        "p.toml: unknown setting [loose], unknown setting [brokre]; did you mean [broker]?, "
+        "unknown setting broker.prot; did you mean broker.port?, unknown setting broker.whatever"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        (b"[store]\nsync_flsh = true\n", "store.sync_flush"),
+        (b"[stroe]\nsync_flush = true\n", "[store]"),
+        (b"[store]\nretain_hours = 5\nsync_flsh = true\n", "store.sync_flush"),
+    ],
+)
+def test_a_broker_that_should_flush_does_not_start_with_a_misspelt_setting(
+    text: bytes, meant: str
+) -> None:
+    with pytest.raises(BadSetting) as caught:
+        from_toml(text, "p.toml")
+    assert str(caught.value).endswith(f"did you mean {meant}?")
+
+
+def test_contradictory_disk_limits_are_refused() -> None:
+    def load(text: bytes) -> StoreConfig:
+        return merge_layers([from_toml(b"[store]\n" + text, "p.toml")]).settings.store
+
+    for text in (b"disk_refuse_percent = 20", b"disk_force_percent = 95"):
+        with pytest.raises(BadSetting, match=r"disk_refuse_percent must be at least disk_force_pe"):
+            load(text)
+    assert load(b"disk_force_percent = 100").disk_refuse_percent == 90, "no forced deletion"
+    assert load(b"disk_force_percent = 20\ndisk_refuse_percent = 20").disk_force_percent == 20
 
 
 @pytest.mark.parametrize("text", [b"", b"[broker]\n", b"[tool.ruff]\nline-length = 100\n"])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.startup import explained
 from penstock.errors import DiskFull, ReadFailed
 from penstock.store.disk import Disk, Space
 
@@ -118,6 +119,21 @@ def test_replace_keeps_the_old_content_as_a_backup(disk: Disk, tmp_path: Path) -
     assert disk.read(path) == b"three"
     assert disk.read(tmp_path / "topics.json.bak") == b"two, longer"
     assert disk.names(tmp_path) == ["topics.json", "topics.json.bak"]
+
+
+def test_a_file_that_is_too_large_is_named_and_not_left_behind(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(fd: int, size: int) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(os, "ftruncate", fail)
+    with pytest.raises(OSError, match="File too large") as caught:
+        disk.create(tmp_path / "segment", 1 << 40)
+    assert disk.names(tmp_path) == []
+    text = str(explained(caught.value))
+    assert f"{tmp_path / 'segment'} would be too large" in text
+    assert "store.segment_bytes" in text
 
 
 def test_write_file_leaves_nothing_of_longer_content(disk: Disk, tmp_path: Path) -> None:

@@ -162,6 +162,17 @@ def test_the_refusal_names_usage_limit_and_next_step(tmp_path: Path) -> None:
 # --- execution by the store
 
 
+def test_without_forced_deletion_writes_resume_at_the_limit(stores: StoreFixture) -> None:
+    disk = WatchedDisk()
+    store = stores.open(disk, disk_force_percent=100)
+    now_ms = NOW_MS
+    for percent, refused in ((90, False), (91, True), (91, True), (90, False)):
+        disk.usage = Space(percent, 100 - percent)
+        now_ms += 10_000
+        store.tick(now_ms)
+        assert isinstance(store.refusal, DiskNearlyFull) is refused
+
+
 def test_writes_stop_and_resume_automatically(stores: StoreFixture) -> None:
     disk = WatchedDisk()
     store = stores.open(disk)
