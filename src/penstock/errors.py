@@ -133,7 +133,7 @@ class StoreLocked(StoreError):
 
 
 class StoreDamaged(StoreError):
-    """The store is corrupt at a position where recovery must not truncate it."""
+    """A part of the log is missing, or corrupt where recovery must not truncate it."""
 
     hint = "copy the store directory first, then restore the store from a backup or a replica"
 

@@ -71,6 +71,12 @@ class Report(msgspec.Struct):
     rebuilt: list[str] = msgspec.field(default_factory=list)
     rebuilt_files: int = 0
     deleted_topics: list[str] = msgspec.field(default_factory=list)
+    missing_begin: tuple[int, int] | None = None
+    """Log offsets whose segments were deleted while the store was closed."""
+    unwritten: tuple[int, int] | None = None
+    """Log offsets behind the log's end that were on the disk."""
+    replaced_from: int | None = None
+    """Where the log ended at the clean shutdown, if other records are there now."""
 
     def add_rebuilt(self, name: str) -> None:
         """A queue or index file was missing or damaged after a clean shutdown."""
@@ -84,6 +90,23 @@ class Report(msgspec.Struct):
             f"segment {name} is truncated: the messages at its end can't be read"
             for name in self.short_files
         ]
+        if self.missing_begin is not None:
+            low, high = self.missing_begin
+            texts.append(
+                f"the segments with log offsets {low} to {high} were deleted since the store was "
+                "closed, so not by its retention: their messages are lost"
+            )
+        if self.replaced_from is not None:
+            texts.append(
+                f"the log does not end at offset {self.replaced_from}, where it ended when the "
+                "store was closed: valid records follow. The whole log was read again"
+            )
+        if self.unwritten is not None:
+            low, high = self.unwritten
+            texts.append(
+                f"the log had records up to offset {high}, now they end at offset {low}: "
+                f"{high - low} bytes are lost"
+            )
         texts += [
             f"index/{name} is not a valid index file and is ignored"
             for name in self.invalid_index_files

@@ -286,8 +286,9 @@ class ConsumeQueue:
         if count <= 0 or start not in self.file_starts:
             return b""
         at = (offset - start) * layout.ENTRY_BYTES
+        path = self.path(start)
         try:
-            fd = self.disk.open_to_read(self.path(start))
+            fd = self.disk.open_to_read(path)
         except FileNotFoundError:  # deleted by retention meanwhile
             return b""
         try:
@@ -295,6 +296,9 @@ class ConsumeQueue:
                 return self.disk.read_at(fd, count * layout.ENTRY_BYTES, at)
             buffer = bytearray(count * layout.ENTRY_BYTES)
             return bytes(buffer) if self.disk.read_now(fd, memoryview(buffer), at) else None
+        except OSError as error:
+            error.filename = str(path)
+            raise
         finally:
             self.disk.close_file(fd)
 

@@ -146,6 +146,29 @@ def has_data_from(queue: ConsumeQueue, offset: int) -> bool:
         queue.disk.close_file(fd)
 
 
+def first_written(queue: ConsumeQueue, offset: int) -> tuple[int, int, int] | None:
+    """The first entry from `offset` on that is not zero, or None."""
+    for start in queue.file_starts:
+        if start + queue.file_entries <= offset:
+            continue
+        fd = queue.disk.open_to_read(queue.path(start))
+        try:
+            at = max(offset - start, 0) * layout.ENTRY_BYTES
+            while (at := queue.disk.next_data(fd, at)) >= 0:
+                at -= at % layout.ENTRY_BYTES
+                chunk = queue.disk.read_at(fd, _CHUNK_ENTRIES * layout.ENTRY_BYTES, at)
+                zeros = len(chunk) - len(chunk.lstrip(b"\0"))
+                if zeros < len(chunk):
+                    found = zeros - zeros % layout.ENTRY_BYTES
+                    return unpack_entry(chunk[found:])
+                if not chunk:
+                    break
+                at += len(chunk)
+        finally:
+            queue.disk.close_file(fd)
+    return None
+
+
 def end_of_used(queue: ConsumeQueue, physical_offset: int) -> int:
     """Behind the last entry of the files that continues the queue and is a filler, or refers to a
     record that ends below a log offset."""

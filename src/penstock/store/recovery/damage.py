@@ -152,6 +152,10 @@ class DamageJudge:
                 return LostMessage(topic, found.queue_id, found.queue_offset, queued)
         return None
 
+    def next_record(self, offset: int) -> int | None:
+        """Where the first valid record from `offset` on begins, or None."""
+        return self._search(offset, blanks=False)
+
     def data_end(self, offset: int) -> int:
         """Behind the last byte from `offset` on that is not zero; `offset` if there is none."""
         end = offset
@@ -168,10 +172,13 @@ class DamageJudge:
             part = self._part(behind)
             if part is not None and self._begins_record(part, behind - part.start):
                 return behind
+        return self._search(offset + 1, blanks=True)
+
+    def _search(self, offset: int, *, blanks: bool) -> int | None:
         for part in self._parts:
             if part.start + part.length > offset:
-                at = max(offset + 1 - part.start, 0)
-                found = search(part, at, self._segment_bytes, self._durable_to, blanks=True)
+                at = max(offset - part.start, 0)
+                found = search(part, at, self._segment_bytes, self._durable_to, blanks=blanks)
                 if found is not None:
                     return found
         return None

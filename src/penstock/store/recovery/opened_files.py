@@ -23,6 +23,7 @@ from penstock.wire.layout import ENTRY_BYTES
 
 QUEUE_ID_MAX = 1 << 20
 SCHEDULE_TOPIC = TOPIC_SCHEDULE.encode()
+RESTORE_LOG = "mount or restore commitlog/ and start again; nothing has been changed"
 
 _QUEUE_NAME_BYTES = (string.ascii_letters + string.digits + "%|-_+").encode()
 """RocketMQ's characters of topics. Only retry topics of POP contain a plus."""
@@ -63,7 +64,10 @@ class OpenedFiles:
             if place and start != self.segments.first + place * size:
                 if (start - self.segments.first) % size == 0:
                     missing = segment_name(self.segments.first + place * size)
-                    raise StoreDamaged(f"segment {missing} is missing in {self.paths.log}")
+                    raise StoreDamaged(
+                        f"segment {missing} is missing in {self.paths.log}",
+                        hint=self.restore_hint(missing),
+                    )
                 raise self._other_size(path, start - self.segments.first)
             if length == 0 and place == len(names) - 1 and place > 0:
                 self.disk.unlink(path)
@@ -73,6 +77,17 @@ class OpenedFiles:
             if length < size and place < len(names) - 1:
                 self.report.short_files.append(name)
             self.segments.push(Segment(self.disk, path, start, size, self.disk.create(path, size)))
+
+    def restore_hint(self, missing: str) -> str:
+        """What to do if a segment is missing."""
+        return (
+            f"{RESTORE_LOG}. To continue without the messages of a lost segment, put zeros in its "
+            f"place: truncate -s {self.config.segment_bytes} {self.paths.log / missing}"
+        )
+
+    def beyond(self) -> int:
+        """The end of the log's last segment."""
+        return self.segments.first + len(self.segments.items) * self.segments.segment_bytes
 
     def _other_size(self, path: Path, length: int) -> StoreRefused:
         return StoreRefused(

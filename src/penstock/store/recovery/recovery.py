@@ -1,8 +1,10 @@
 """Recovery at start-up: from files in any state to a consistent log, queues and index.
 
+A log that has lost its last segments is refused (`missing_log`).
+
 After a clean shutdown (no `abort`) the snapshot says where the log and each queue end, and a look
-at the log's end confirms it; queue files are not even opened. Queues whose files are not as they
-were are rebuilt, and only these. Without a snapshot (an Apache store)
+at the log's end confirms it (`closed_log`); queue files are not even opened. Queues whose files are
+not as they were are rebuilt, and only these (`entry_check`). Without a snapshot (an Apache store)
 the queues tell how far the log was dispatched, and the rest is replayed.
 
 After a crash:
@@ -33,9 +35,12 @@ from penstock.store.directory import StorePaths, mark_open, opened_here
 from penstock.store.disk import Disk, is_full
 from penstock.store.put import StoreWriter
 from penstock.store.recovery.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from penstock.store.recovery.closed_log import AS_CLOSED, CHANGED, REPLACED, compare
 from penstock.store.recovery.damage import DAMAGED, DamageJudge, LostMessage, part_of
+from penstock.store.recovery.entry_check import EntryCheck
 from penstock.store.recovery.log_replay import Replay
 from penstock.store.recovery.log_tail import save_tail
+from penstock.store.recovery.missing_log import refuse_missing_log
 from penstock.store.recovery.opened_files import OpenedFiles, Progress, is_queue_name
 from penstock.store.recovery.snapshot import (
     FileCheck,
@@ -44,10 +49,9 @@ from penstock.store.recovery.snapshot import (
     deleted_topics,
     find_bad_index_file,
     read_snapshot,
-    was_written,
 )
 from penstock.store.recovery_report import DamagedRange, ReplayDamage, Report
-from penstock.wire.record import NOTHING, RECORD, StoredRecord
+from penstock.wire.record import RECORD, StoredRecord
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +66,7 @@ class Recovery(OpenedFiles):
         self, disk: Disk, paths: StorePaths, config: StoreConfig, progress: Progress | None
     ) -> None:
         super().__init__(disk, paths, config, progress)
+        self._entries = EntryCheck(self.segments)
         # Nothing below this log offset can be torn; `damage` says why.
         self._durable_to = 0
         # A queue entry of a record below this log offset was valid when it was written.
@@ -76,13 +81,18 @@ class Recovery(OpenedFiles):
         self.report.clean = not crashed
         self.checkpoint = read_checkpoint(self.disk, self.paths)
         self.report.pages_kept = not crashed or opened_here(self.disk, self.paths)
-        self._durable_to = self._beyond() if self.report.pages_kept else self._confirmed()
-        self._used_to = self._durable_to if crashed and ours else 0
+        self._durable_to = self.beyond() if self.report.pages_kept else self._confirmed()
+        self._used_to = self._durable_to if ours else 0
         short_index = self.load_index(extend=ours)
         if not ours:
             self.refuse_other_sizes()
-        snapshot = self._read_snapshot()
-        if snapshot is not None and not crashed:
+        snapshot = read_snapshot(self.disk, self.paths)
+        refuse_missing_log(self, snapshot, self._judge(), pages_kept=self.report.pages_kept)
+        state = compare(self.segments, snapshot, self._judge(), self.report)
+        newest = snapshot if state in (AS_CLOSED, CHANGED) else None
+        if newest is not None:
+            self._find_deleted_topics(newest)
+        if snapshot is not None and state == AS_CLOSED and not crashed:
             begin = self._resume(snapshot, short_index=short_index)
             if begin is not None:
                 self._rebuild(writer, begin, snapshot)
@@ -93,8 +103,10 @@ class Recovery(OpenedFiles):
                 mark_open(self.disk, self.paths)
             self.load_queues()
             self._drop_removed(self.queues.rows)
-            begin = self._start_after_crash(ours=ours) if crashed else self._dispatched_end()
-            self._recover(writer, self.queues.rows, begin, snapshot, position=crashed)
+            begin = None
+            if state != REPLACED:
+                begin = self._start_after_crash(ours=ours) if crashed else self._dispatched_end()
+            self._recover(writer, self.queues.rows, begin, newest, position=crashed)
         self.removal.finish_recovery(log_begin=self.segments.first, log_end=self.report.log_end)
         return self.report
 
@@ -115,10 +127,15 @@ class Recovery(OpenedFiles):
             end = self._replay_all(writer, queues)
         else:
             end = self._replay(writer, begin)
-            if writer.gaps and begin > self.segments.first:
-                end = self._replay_all(writer, queues)
+        behind = self._with_data_behind(queues)
+        begin = self.report.replayed_from
+        if begin > self.segments.first and (writer.gaps or self._has_strays(behind, begin)):
+            end = self._replay_all(writer, queues)
+            behind = self._with_data_behind(queues)
         data_end = self._judge().data_end(end)
-        self._cut_queues(writer, queues, used_to=min(data_end, self._used_to))
+        used_to = max(min(data_end, self._used_to), self._confirmed() if self._used_to else 0)
+        self._cut_queues(writer, behind, used_to=used_to)
+        self._note_unwritten(end, snapshot)
         self._truncate_log(end, data_end)
         if snapshot is not None:
             self._restore_ends(writer, snapshot)
@@ -127,6 +144,30 @@ class Recovery(OpenedFiles):
             if not queue.checked:
                 queue.correct_min(self.segments.first)
         self.mapped_queues.unmap_all()
+
+    def _with_data_behind(self, queues: list[ConsumeQueue]) -> list[ConsumeQueue]:
+        """The queues whose files have something behind the last entry."""
+        found = []
+        total = len(queues)
+        for done, queue in enumerate(queues):
+            self._progress("queues", done, total)
+            if not queue.checked and queue_files.has_data_from(queue, queue.max_offset):
+                found.append(queue)
+        self._progress("queues", total, total)
+        return found
+
+    def _has_strays(self, behind: list[ConsumeQueue], begin: int) -> bool:
+        """Whether entries of records below `begin` are behind what was taken for a queue's end.
+
+        The positions of damaged queues of a store that was closed are known.
+        """
+        return not self._damaged and any(self._entries.contradicts(q, begin) for q in behind)
+
+    def _note_unwritten(self, end: int, snapshot: Snapshot | None) -> None:
+        """The log ends before what was on the disk: the bytes in between were lost."""
+        known = max(self._confirmed(), snapshot.log_end if snapshot is not None else 0)
+        if end < known:
+            self.report.unwritten = (end, known)
 
     def _drop_removed(self, queues: list[ConsumeQueue]) -> None:
         """Delete the files of deleted topics whose names are in use again."""
@@ -157,13 +198,6 @@ class Recovery(OpenedFiles):
         self.checkpoint = Checkpoint(known_ms, known_ms, known_ms, 0, confirm_offset)
         return begin
 
-    def _read_snapshot(self) -> Snapshot | None:
-        """The snapshot of a clean shutdown if the log confirms it."""
-        snapshot = read_snapshot(self.disk, self.paths)
-        if snapshot is None or snapshot.log_begin != self.segments.first:
-            return None
-        return snapshot if self._ends_at(snapshot) else None
-
     def _resume(self, snapshot: Snapshot, *, short_index: set[str]) -> int | None:
         """Take over a snapshot if the files of queues and index are as it says.
 
@@ -171,9 +205,6 @@ class Recovery(OpenedFiles):
         """
         begin = snapshot.log_end
         check = FileCheck(self.disk, self.paths, self.config.queue_file_entries)
-        folders = set(self.disk.names(self.paths.queues))
-        missing = {row.topic for row in snapshot.rows() if row.files} - folders
-        self._deleted = deleted_topics(self.disk, self.paths.config / "topics.json", missing)
         for row in snapshot.rows():
             if row.topic in self._deleted:
                 continue
@@ -182,7 +213,9 @@ class Recovery(OpenedFiles):
                 continue
             suspects = check.changed(row)
             queue.resume(row.first, row.files, row.low, row.high)
-            if suspects is None or not all(self._is_written(queue, last) for last in suspects):
+            if suspects is None or not all(
+                self._entries.file_is_whole(queue, last) for last in suspects
+            ):
                 self._damaged.append(queue)
                 self.report.add_rebuilt(f"consumequeue/{row.topic}/{row.queue_id}")
                 begin = min(begin, self._rebuild_from(queue, row, snapshot.log_end))
@@ -190,7 +223,6 @@ class Recovery(OpenedFiles):
         if bad is not None and self.config.index_enabled:
             self.report.add_rebuilt(f"index/{bad[0]}")
             begin = min(begin, max(bad[1], self.segments.first))
-        self.report.deleted_topics = sorted(self._deleted)
         if self.report.rebuilt_files:
             return begin
         if self.segments.items and self.segments.items[-1].start > snapshot.log_end:
@@ -201,8 +233,12 @@ class Recovery(OpenedFiles):
         self.report.store_ms = snapshot.store_ms
         return None
 
-    def _is_written(self, queue: ConsumeQueue, offset: int) -> bool:
-        return was_written(queue, offset) and self._last_entry_matches(queue, offset + 1)
+    def _find_deleted_topics(self, snapshot: Snapshot) -> None:
+        """Find the topics that another program deleted since the clean shutdown."""
+        folders = set(self.disk.names(self.paths.queues))
+        missing = {row.topic for row in snapshot.rows() if row.files} - folders
+        self._deleted = deleted_topics(self.disk, self.paths.config / "topics.json", missing)
+        self.report.deleted_topics = sorted(self._deleted)
 
     def _rebuild_from(self, queue: ConsumeQueue, row: QueueRow, log_end: int) -> int:
         """The log offset behind the last record that a damaged queue still has an entry of."""
@@ -215,7 +251,7 @@ class Recovery(OpenedFiles):
         queue.max_offset = queue_files.count_below(queue, log_end)
         last = queue_files.last_real(queue, queue.max_offset)
         entry = queue.entry(last)
-        if entry is None or not self._last_entry_matches(queue, queue.max_offset):
+        if entry is None or not self._entries.last_matches(queue, queue.max_offset):
             return self.segments.first
         return max(entry[0] + entry[1], self.segments.first)
 
@@ -251,63 +287,25 @@ class Recovery(OpenedFiles):
             if queue is not None:
                 self._skip(writer, queue, row.high)
 
-    def _ends_at(self, snapshot: Snapshot) -> bool:
-        """Whether the log's last record is the snapshot's, and nothing follows it."""
-        stored = StoredRecord()
-        if snapshot.last_offset >= 0:
-            segment = self.segments.find(snapshot.last_offset)
-            if segment is None:
-                return snapshot.last_offset < self.segments.first
-            stored.bind(segment.view)
-            kind = stored.read(snapshot.last_offset - segment.start, segment.size)
-            if kind != RECORD or stored.check(snapshot.last_offset) == NOTHING:
-                return False
-        segment = self.segments.find(snapshot.log_end)
-        if segment is None:
-            return snapshot.log_end == self._beyond()
-        stored.bind(segment.view)
-        return stored.read(snapshot.log_end - segment.start, segment.size) == NOTHING
-
     def _dispatched_end(self) -> int | None:
         """Without a snapshot: the end of the last record that has a queue entry.
 
         None if a queue's last entry does not match its record: then the whole log is walked.
         """
         end = self.segments.first
-        beyond = self._beyond()
+        beyond = self.beyond()
         total = len(self.queues.rows)
         for done, queue in enumerate(self.queues.rows):
             self._progress("queues", done, total)
             queue_files.close_gaps(queue, beyond)
             queue.min_offset = queue.file_starts[0] if queue.file_starts else 0
             queue.max_offset = queue_files.find_below(queue, beyond)
-            if not self._last_entry_matches(queue, queue.max_offset):
+            if not self._entries.last_matches(queue, queue.max_offset):
                 return None
             entry = queue.entry(queue_files.last_real(queue, queue.max_offset))
             if entry is not None:
                 end = max(end, entry[0] + entry[1])
         return end
-
-    def _last_entry_matches(self, queue: ConsumeQueue, end: int) -> bool:
-        """Whether the entry before `end` matches its record, or the record is deleted."""
-        queue_offset = queue_files.last_real(queue, end)
-        entry = queue.entry(queue_offset)
-        if entry is None or entry[0] < self.segments.first:
-            return True
-        offset, size = entry[0], entry[1]
-        segment = self.segments.find(offset)
-        if segment is None:
-            return False
-        stored = StoredRecord()
-        stored.bind(segment.view)
-        at = offset - segment.start
-        if stored.read(at, segment.size) != RECORD or stored.check(offset) != RECORD:
-            return False
-        return (stored.size, stored.queue_id, stored.queue_offset) == (
-            size,
-            queue.queue_id,
-            queue_offset,
-        )
 
     def _start_segment(self, threshold_ms: int) -> int:
         """The newest segment whose first record is valid and not younger than this."""
@@ -340,10 +338,10 @@ class Recovery(OpenedFiles):
             else:
                 kept = queue_files.find_below(queue, begin)
                 queue.max_offset = max(queue.max_offset, kept)
-                if not self._last_entry_matches(queue, kept):
+                if not self._entries.last_matches(queue, kept):
                     kept = queue_files.count_below(queue, begin)
                     queue.max_offset = max(queue.max_offset, kept)
-                    if not self._last_entry_matches(queue, kept):
+                    if not self._entries.last_matches(queue, kept):
                         return False
             queue.max_offset = kept
         if self.config.index_enabled:
@@ -351,21 +349,17 @@ class Recovery(OpenedFiles):
             self.index.cut(begin)
         return True
 
-    def _cut_queues(self, writer: StoreWriter, queues: list[ConsumeQueue], *, used_to: int) -> None:
-        """Remove what the files have behind the last entry of each queue.
+    def _cut_queues(self, writer: StoreWriter, behind: list[ConsumeQueue], *, used_to: int) -> None:
+        """Remove what the files of these queues have behind the last entry.
 
         Entries of records below the log offset `used_to` were valid: the records are damaged, and
         fillers replace them. That is synced later, before a checkpoint or a deletion relies on it;
         until then the next start does it again.
         """
-        total = len(queues)
-        for done, queue in enumerate(queues):
-            self._progress("queues", done, total)
-            if not queue.checked and queue_files.has_data_from(queue, queue.max_offset):
-                self._skip(writer, queue, queue_files.end_of_used(queue, used_to))
-                queue.cut(queue.max_offset)
-                writer.mark_dirty(queue)
-        self._progress("queues", total, total)
+        for queue in behind:
+            self._skip(writer, queue, queue_files.end_of_used(queue, used_to))
+            queue.cut(queue.max_offset)
+            writer.mark_dirty(queue)
 
     def _skip(self, writer: StoreWriter, queue: ConsumeQueue, offset: int) -> None:
         """Continue a queue at this offset or later: what is before it is not used again."""
@@ -382,12 +376,12 @@ class Recovery(OpenedFiles):
         """Walk and dispatch the log from `begin`; returns where it ends."""
         self.report.replayed_from = begin
         self.report.cut_reason = None
-        deleted = dict.fromkeys(self._deleted, self._beyond())
+        deleted = dict.fromkeys(self._deleted, self.beyond())
         replay = Replay(writer, self.add_queue, {**self.removal.ends, **deleted})
         replay.stored.durable_to = self._durable_to
         writer.damage = ReplayDamage(self.report, begin)
         judge = self._judge()
-        beyond = self._beyond()
+        beyond = self.beyond()
         at = begin
         while True:
             segment = self.segments.find(at)
@@ -437,14 +431,10 @@ class Recovery(OpenedFiles):
             confirm_offset=self._confirmed(),
         )
 
-    def _beyond(self) -> int:
-        """The end of the last segment."""
-        return self.segments.first + len(self.segments.items) * self.segments.segment_bytes
-
     def _confirmed(self) -> int:
         """The checkpoint's confirm offset; 0 if it can't be right."""
         offset = self.checkpoint.confirm_offset
-        return offset if offset <= self._beyond() else 0
+        return offset if offset <= self.beyond() else 0
 
     def _truncate_log(self, end: int, data_end: int) -> None:
         """Truncate the log at `end`, durably. From then on its content is known to be durable."""

@@ -1,8 +1,8 @@
 """The snapshot of a clean shutdown: where the log, each queue and each index file ended.
 
 At the next start it is compared with the files: that they exist and have their length, and, where a
-file has been changed since or has too few blocks, that its last entry is there. That costs one
-`stat` per file.
+file has been changed since or has too few blocks, that its entries can be right (`entry_check`).
+That costs one `stat` per file.
 """
 
 import zlib
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.directory import StorePaths
 from penstock.store.disk import STAT_BLOCK_BYTES, Disk
 from penstock.store.index import Index, IndexFile
@@ -101,11 +100,6 @@ class FileCheck:
             if used > 0 and (changed or found.st_blocks * STAT_BLOCK_BYTES < used):
                 suspects.append(min(row.high, start + entries) - 1)
         return suspects if row.files or row.high == row.low else None
-
-
-def was_written(queue: ConsumeQueue, offset: int) -> bool:
-    """Whether there is an entry or a filler at this queue offset; may wait for the disk."""
-    return any(queue.read(offset, 1) or b"")
 
 
 def find_bad_index_file(

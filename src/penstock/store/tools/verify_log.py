@@ -104,6 +104,26 @@ class LogVerification:
             expected = file.start + size
             if file.length != size:
                 yield self._wrong_length(file, last=place == len(self.files.log) - 1)
+        yield from self._missing_since_closed()
+
+    def _missing_since_closed(self) -> Iterator[Problem]:
+        """The first and last segments that the snapshot of a clean shutdown knows."""
+        files, snapshot = self.files, self.files.snapshot
+        if files.crashed or snapshot is None:
+            return
+        if snapshot.log_begin < files.log_begin:
+            text = (
+                f"the segments with log offsets {snapshot.log_begin} to {files.log_begin} were "
+                "deleted since the store was closed: their messages are lost"
+            )
+            yield Problem(DAMAGE, "snapshot.log-begin", files.paths.snapshot.name, 0, text)
+        if snapshot.log_end > files.log_beyond:
+            text = (
+                f"the last segments are missing: the log ended at {snapshot.log_end} when the "
+                f"store was closed, the files end at {files.log_beyond}; a broker refuses to open "
+                "the store"
+            )
+            yield Problem(DAMAGE, "log.missing-segment", files.paths.log.name, 0, text)
 
     def _wrong_length(self, file: LogFile, *, last: bool) -> Problem:
         size = self.files.sizes.segment_bytes

@@ -49,6 +49,19 @@ def last(folder: Path) -> Path:
     return sorted(folder.iterdir())[-1]
 
 
+def overwrite(path: Path, byte: bytes, at: int = 0, length: int | None = None) -> None:
+    """Fill a file, or a part of it, with a byte."""
+    with open(path, "r+b") as target:
+        target.seek(at)
+        target.write(byte * (path.stat().st_size - at if length is None else length))
+
+
+def swap(one: Path, other: Path) -> None:
+    data = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(data)
+
+
 def empty(path: Path) -> None:
     """Zero a file; its length stays."""
     size = path.stat().st_size
@@ -72,6 +85,22 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a queue file zeroed": (lambda r: empty(last(r / "consumequeue/t/0")), "consumequeue/t/0"),
     "an older queue file zeroed": (
         lambda r: empty(r / "consumequeue/t/0" / f"{0:020d}"), "consumequeue/t/0",
+    ),
+    "a queue file of negative numbers": (
+        lambda r: overwrite(last(r / "consumequeue/t/0"), b"\xff"), "consumequeue/t/0",
+    ),
+    "a queue file of positive garbage": (
+        lambda r: overwrite(last(r / "consumequeue/t/0"), b"\x11"), "consumequeue/t/0",
+    ),
+    "an older queue file of garbage": (
+        lambda r: overwrite(r / "consumequeue/t/0" / f"{0:020d}", b"\xff"), "consumequeue/t/0",
+    ),
+    "the first entries of a queue file overwritten": (
+        lambda r: overwrite(last(r / "consumequeue/t/0"), b"\xff", 0, 20), "consumequeue/t/0",
+    ),
+    "another queue's file": (
+        lambda r: swap(last(r / "consumequeue/t/1"), r / "consumequeue/u/0" / f"{320:020d}"),
+        "consumequeue/t/1",
     ),
     "an index file deleted": (lambda r: last(r / "index").unlink(), "index/2"),
     "an index file truncated": (lambda r: os.truncate(last(r / "index"), 100), "index/2"),
@@ -103,6 +132,58 @@ def test_missing_files_are_rebuilt_after_a_clean_stop(
     assert store.report.clean
     assert store.report.rebuilt == []
     assert store.max_offset("t", 1) == COUNT // 2 + 1
+
+
+def test_a_block_inside_a_changed_queue_file_is_checked(stores: StoreFixture) -> None:
+    count, block = 700, 204 * 20
+    store = stores.open(queue_file_entries=1000)
+    put(store, *[record(f"{n}".encode()) for n in range(count)])
+    flush(store)
+    stores.close(store)
+    for byte in (b"\0", b"\xff", b"\x11"):
+        overwrite(last(store.paths.queues / "t" / "0"), byte, block, block)
+        store = stores.open(queue_file_entries=1000)
+        assert store.report.rebuilt == ["consumequeue/t/0"]
+        assert bodies(store) == [f"{n}".encode() for n in range(count)]
+        stores.close(store)
+
+
+@pytest.mark.parametrize("byte", [b"\0", b"\xff", b"\x11"])
+@pytest.mark.parametrize("stop", ["crash", "close"])
+def test_damaged_entries_that_the_checkpoint_covers_are_noticed_without_a_snapshot(
+    stores: StoreFixture, byte: bytes, stop: str
+) -> None:
+    """The log is replayed only from its last segments on, and they have no record of this queue."""
+    count = 20
+    store = stores.open(queue_file_entries=100)
+    put(store, *[record(f"{n}".encode()) for n in range(count)])
+    for n in range(60):
+        put(store, record(b"x" * 200, topic="u"), now_ms=NOW_MS + 10_000 * n)
+    flush(store)
+    store.tick(NOW_MS + 900_000)
+    store.maintenance.finish()
+    getattr(stores, stop)(store)
+    store.paths.snapshot.unlink(missing_ok=True)
+    overwrite(last(store.paths.queues / "t" / "0"), byte, 5 * 20, 5 * 20)
+    store = stores.open(queue_file_entries=100)
+    assert bodies(store) == [f"{n}".encode() for n in range(count)]
+    put(store, record())
+    assert store.writer.queue_offset == count
+
+
+@pytest.mark.parametrize("stop", ["crash", "close"])
+def test_a_directory_in_place_of_a_queue_file_is_named(stores: StoreFixture, stop: str) -> None:
+    store = stores.open()
+    fill(store)
+    getattr(stores, stop)(store)
+    path = last(store.paths.queues / "t" / "0")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        stores.open()
+    assert caught.value.filename == str(path)
+    path.rmdir()
+    assert_all(stores.open())
 
 
 def test_a_start_without_changes_reads_no_queue_file(stores: StoreFixture) -> None:
