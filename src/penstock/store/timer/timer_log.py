@@ -36,8 +36,8 @@ NOWHERE: Final = -1
 _UNIT: Final = struct.Struct(">iqiqiqiiq")
 _CRC_AT: Final = 44
 _DUE_AT: Final = 46
-_DUE_MASK: Final = (1 << 48) - 1
-_NO_CRC: Final = bytes(2)
+_DUE_BITS: Final = 48
+_DUE_MASK: Final = (1 << _DUE_BITS) - 1
 _FILLER: Final = struct.Struct(">iqi")
 _SCAN_UNITS: Final = 20_000
 
@@ -61,27 +61,28 @@ class Unit(NamedTuple):
     def pack(self) -> bytes:
         due_ms = min(max(self.due_ms, 0), _DUE_MASK)
         data = _UNIT.pack(UNIT_BYTES, *self[:-1], due_ms)
-        return data[:_CRC_AT] + _crc_of(data) + data[_DUE_AT:]
+        return data[:_CRC_AT] + _crc_of(data).to_bytes(2, "big") + data[_DUE_AT:]
 
 
 def read_unit(data: bytes, at: int) -> Unit | None:
     """The unit at a position of bytes that were read; None if it is not valid."""
     if len(data) - at < UNIT_BYTES:
         return None
-    size, *fields = _UNIT.unpack_from(data, at)
-    crc = data[at + _CRC_AT : at + _DUE_AT]
-    if crc != _NO_CRC:
+    length, *fields = _UNIT.unpack_from(data, at)
+    if length != UNIT_BYTES:
+        return None
+    crc = fields[-1] >> _DUE_BITS & 0xFFFF
+    if crc:
         if _crc_of(data[at : at + UNIT_BYTES]) != crc:
             return None
         fields[-1] &= _DUE_MASK
-    unit = Unit(*fields)
-    valid = size == UNIT_BYTES and 0 < unit.magic <= _MAGIC_MAX
-    return unit if valid and unit.offset >= 0 and unit.size > 0 else None
+    unit = Unit._make(fields)
+    valid = 0 < unit.magic <= _MAGIC_MAX and unit.offset >= 0 and unit.size > 0
+    return unit if valid else None
 
 
-def _crc_of(data: bytes) -> bytes:
-    crc = crc_hqx(data[_DUE_AT:], crc_hqx(data[:_CRC_AT], 0))
-    return (crc or 1).to_bytes(2, "big")  # 0 stands for none
+def _crc_of(data: bytes) -> int:
+    return crc_hqx(data[_DUE_AT:], crc_hqx(data[:_CRC_AT], 0)) or 1  # 0 stands for none
 
 
 class TimerLogChunk(NamedTuple):

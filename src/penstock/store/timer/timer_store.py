@@ -350,7 +350,7 @@ class TimerStore:
 
         Counts the messages by topic too, which needs the same scan.
         """
-        slots: dict[int, Slot] = {}
+        slots: dict[int, list[int]] = {}
         counts: dict[int, int] = {}
         reached = self.log.begin
         for place, unit in self.log.scan(self.log.begin):
@@ -359,13 +359,17 @@ class TimerStore:
             reached = place + UNIT_BYTES
             slot_ms, change = unit.slot_ms, _change(unit)
             if slot_ms >= read_ms:
-                slot = slots.get(slot_ms) or Slot(place, place, 0)
-                slots[slot_ms] = Slot(slot.first, place, slot.units + change)
+                slot = slots.get(slot_ms)
+                if slot is None:
+                    slots[slot_ms] = [place, place, change]
+                else:
+                    slot[1] = place
+                    slot[2] += change
                 counts[unit.topic_hash] = counts.get(unit.topic_hash, 0) + change
         if reached < end and end % self.log.segment_bytes:
             raise StoreDamaged(f"{self.log.folder} has no valid unit at {reached}")
         self._topic_counts = counts
-        return slots
+        return {slot_ms: Slot(*slot) for slot_ms, slot in slots.items()}
 
     def _matches(self, read_ms: int, slots: dict[int, Slot]) -> bool:
         """Whether the wheel has these chains; old segments of a chain may be deleted."""
