@@ -135,13 +135,17 @@ def test_a_flipped_bit_and_kill_9_cost_one_message(tmp_path: Path, place: int) -
     victim = next(a for a in acks[len(acks) // 2 :] if a.size > 1500)
     acks.remove(victim)
     flip(tmp_path, victim.offset + place)
+    store = MessageStore(tmp_path, small_store(sync_flush=True), now_ms=int(time.time() * 1000))
+    assert [d.offset for d in store.report.damage] == [victim.offset]
+    abandon(store)
     for generation in (2, 3):
         got = write_and_kill(tmp_path, "sync", generation, 0.2)
         acknowledged.append(range(got[0].offset, got[-1].offset + got[-1].size))
         acks += got
     store = MessageStore(tmp_path, small_store(sync_flush=True), now_ms=int(time.time() * 1000))
     check(store, acks)
-    assert [d.offset for d in store.report.damage] == [victim.offset]
+    # A recovery that begins behind the damage does not meet it again.
+    assert {d.offset for d in store.report.damage} <= {victim.offset}
     # kill -9 may leave half a record, which no producer has an answer for; only that is cut.
     for path in store.paths.truncated.glob("*"):
         begin = int(path.name.partition("-")[0])
