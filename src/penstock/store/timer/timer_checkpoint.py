@@ -7,7 +7,7 @@ the state contains the checksum of the wheel. All fields describe the same point
 
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -53,6 +53,7 @@ class LoadedCheckpoint:
     ours: bool  # from Penstock's fields, not RocketMQ's
     precision_ms: int
     state: int = RUNNING
+    backup: bool = False  # from the copy
 
     @property
     def clean(self) -> bool:
@@ -119,8 +120,8 @@ class TimerCheckpointFile:
 
     def read(self, now_ms: int, wheel_ms: int) -> LoadedCheckpoint | None:
         """The checkpoint, or else its copy; `wheel_ms` is the time that the wheel spans."""
-        for path in (self._path, self._backup):
-            data = self._disk.read(path) or b""
+        for backup in (False, True):
+            data = self._disk.read(self._backup if backup else self._path) or b""
             try:
                 theirs = TimerCheckpoint.unpack(data)
             except BodyError:
@@ -134,11 +135,11 @@ class TimerCheckpointFile:
             ours = _read_ours(data)
             # Every write counts the version up: if it is the same, Penstock's fields are current.
             if ours is not None and ours[1] == theirs.data_version.counter:
-                return ours[0]
+                return replace(ours[0], backup=backup)
             if 0 <= progress.read_ms < 2 * now_ms and min(progress) >= 0 and any(progress):
                 oldest_ms = now_ms - now_ms % self._precision_ms - wheel_ms
                 progress = progress._replace(read_ms=max(progress.read_ms, oldest_ms))
-                return LoadedCheckpoint(progress, False, self._precision_ms)
+                return LoadedCheckpoint(progress, False, self._precision_ms, backup=backup)
         return None
 
 

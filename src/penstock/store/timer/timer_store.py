@@ -204,6 +204,11 @@ class TimerStore:
                 )
             self.rebuild(now_ms)
             return False
+        if check.backup:
+            log.warning(
+                "config/timercheck is missing or not valid: using its .bak; messages that were "
+                "delivered since then are delivered again"
+            )
         try:
             if check.rebuilding:
                 raise StoreDamaged("the broker stopped while rebuilding them")

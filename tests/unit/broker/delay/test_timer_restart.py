@@ -141,7 +141,9 @@ def test_progress_is_saved_after_a_flush(tmp_path: Path) -> None:
         ("config/timercheck", "config/timercheck.bak", "timerwheel", "timerlog"),
     ],
 )
-def test_lost_files_are_rebuilt(tmp_path: Path, lost: tuple[str, ...]) -> None:
+def test_lost_files_are_rebuilt(
+    tmp_path: Path, lost: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
     env = prepare(tmp_path)
     advance(env, 3000)
     now_ms = env.now_ms
@@ -153,6 +155,8 @@ def test_lost_files_are_rebuilt(tmp_path: Path, lost: tuple[str, ...]) -> None:
         else:
             path.unlink()
     env = open_broker(tmp_path, now_ms)
+    copied = "config/timercheck" in lost and "config/timercheck.bak" not in lost
+    assert ("using its .bak" in caplog.text) == copied
     advance(env, 70_000)
     if "config/timercheck.bak" in lost:
         assert set(bodies(env)) == set(ALL), "all that the queue has, once more"
