@@ -28,6 +28,8 @@ TAGS_BYTES = 900_000
 CONFIG_BYTES = 8_000_000
 RULES = 100_000
 MEMBER_GROUPS = 1_000
+MEMBERS = 5_000
+RESPONSE = b'"flag":1,'
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Attack:
     connections: int = 1
     before: Callable[[], Iterable[bytes]] = tuple
     held: Callable[[], Iterable[bytes]] = tuple
-    """Requests of HELD_CONNECTIONS other connections, which do not read responses."""
+    """Requests of other connections, which do not read responses."""
+    held_connections: int = HELD_CONNECTIONS
 
 
 class AttackConnection:
@@ -87,8 +90,8 @@ class AttackConnection:
             end = at + 4 + int.from_bytes(received[at : at + 4], "big")
             if end > len(received):
                 break
+            self.answered += RESPONSE in received[at:end]  # others are notifications
             at = end
-            self.answered += 1
         del received[:at]
 
 
@@ -221,15 +224,15 @@ def heartbeats() -> Iterable[bytes]:
         yield encode(RequestCode.HEART_BEAT, {}, json.dumps(body).encode())
 
 
-def member_frame(client_id: str) -> bytes:
-    """The heartbeat of a member of MEMBER_GROUPS groups."""
+def member_frame(client_id: str, member_groups: int = MEMBER_GROUPS) -> bytes:
+    """The heartbeat of a member of the first groups."""
     groups = [
         {
             "groupName": f"M{number}", "consumeType": "CONSUME_PASSIVELY",
             "messageModel": "CLUSTERING", "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
             "subscriptionDataSet": [{"topic": "TopicT", "subString": "*", "subVersion": 1}],
         }
-        for number in range(MEMBER_GROUPS)
+        for number in range(member_groups)
     ]  # fmt: skip
     body = {"clientID": client_id, "consumerDataSet": groups, "producerDataSet": []}
     return encode(RequestCode.HEART_BEAT, {}, json.dumps(body).encode())
@@ -245,6 +248,17 @@ def joins() -> Iterable[bytes]:
     for number in range(MEMBER_GROUPS):
         ext = {"clientID": "joins", "consumerGroup": f"M{number}"}
         yield encode(RequestCode.UNREGISTER_CLIENT, ext, b"")
+
+
+def large_group() -> Iterable[bytes]:
+    return (member_frame(f"m{number}", 1) for number in range(MEMBERS))
+
+
+def comes_and_goes() -> Iterable[bytes]:
+    """A client joins a large group and leaves it again: all other members are notified."""
+    yield member_frame("joins", 1)
+    ext = {"clientID": "joins", "consumerGroup": "M0"}
+    yield encode(RequestCode.UNREGISTER_CLIENT, ext, b"")
 
 
 def locks() -> Iterable[bytes]:
@@ -288,6 +302,10 @@ ATTACKS = {
         f"a client that joins and leaves {MEMBER_GROUPS:,} groups of {HELD_CONNECTIONS} members",
         joins, 1, held=members,
     ),
+    "members": Attack(
+        f"10 clients that join and leave a group of {MEMBERS:,} members", comes_and_goes, 20,
+        connections=10, held=large_group, held_connections=MEMBERS,
+    ),
     "locks": Attack("locks of 10,000 queues", locks, 4, before=wide_topics),
 }  # fmt: skip
 
@@ -299,9 +317,9 @@ def main(port: int, name: str, seconds: float) -> None:
             connection.sendall(frame)
             read_frame(connection)
     held, holders = list(attack.held()), []
-    for number in range(HELD_CONNECTIONS if held else 0):
+    for number in range(attack.held_connections if held else 0):
         holders.append(socket.create_connection(("127.0.0.1", port)))
-        holders[-1].sendall(b"".join(held[number::HELD_CONNECTIONS]))
+        holders[-1].sendall(b"".join(held[number :: attack.held_connections]))
     frames = list(attack.block())
     selector = selectors.DefaultSelector()
     connections = [
