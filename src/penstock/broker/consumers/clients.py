@@ -15,7 +15,8 @@ has a connection. Replies and requests for the client id go only to connections 
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from sys import getsizeof
@@ -57,6 +58,22 @@ class Membership(NamedTuple):
     group: str
 
 
+@dataclass(slots=True, eq=False)
+class UnfinishedHeartbeat:
+    """A heartbeat that registers its groups while other requests are served."""
+
+    member: GroupMember
+    left: set[Membership] = field(default_factory=set)
+    """Groups that the client has left in the meantime."""
+    disconnected: bool = False
+
+    def includes(self, group: str, *, consumes: bool) -> bool:
+        """Whether the client is still to be registered in the group."""
+        return not self.disconnected and (
+            Membership(self.member.client, consumes, group) not in self.left
+        )
+
+
 @dataclass(slots=True)
 class _Registrations:
     """The groups of one connection."""
@@ -91,8 +108,23 @@ class Clients:
         self._seen_ms: dict[Membership, int] = {}  # oldest heartbeat first
         self._registrations: dict[ClientId, _Registrations] = {}
         self._subscriptions_memory = 0
+        self._unfinished: dict[ClientId, list[UnfinishedHeartbeat]] = {}
 
     # --- registration
+
+    @contextmanager
+    def registering(self, member: GroupMember) -> Iterator[UnfinishedHeartbeat]:
+        """While a heartbeat registers its groups: tells which of them the client has left."""
+        heartbeat = UnfinishedHeartbeat(member)
+        self._unfinished.setdefault(member.client, []).append(heartbeat)
+        try:
+            yield heartbeat
+        finally:
+            unfinished = self._unfinished.get(member.client, [])
+            if heartbeat in unfinished:
+                unfinished.remove(heartbeat)
+            if not unfinished:
+                self._unfinished.pop(member.client, None)
 
     def register_producer(self, group: str, member: GroupMember) -> None:
         """Add or refresh a producer; raises SystemBusy."""
@@ -139,13 +171,17 @@ class Clients:
 
     def unregister(self, client: ClientId, producer_group: str, consumer_group: str) -> None:
         """Remove the client from these groups; an empty name means none."""
-        if producer_group:
-            self._remove(Membership(client, False, producer_group))
-        if consumer_group:
-            self._remove(Membership(client, True, consumer_group))
+        for consumes, group in ((False, producer_group), (True, consumer_group)):
+            if group:
+                membership = Membership(client, consumes, group)
+                self._remove(membership)
+                for heartbeat in self._unfinished.get(client, ()):
+                    heartbeat.left.add(membership)
 
     def disconnected(self, client: ClientId) -> None:
         """Remove all memberships of a closed connection."""
+        for heartbeat in self._unfinished.pop(client, ()):
+            heartbeat.disconnected = True
         registrations = self._registrations.get(client)
         for membership in list(registrations.memberships) if registrations is not None else ():
             self._remove(membership)
@@ -236,6 +272,9 @@ class Clients:
         """The clock was set: shift the times of all heartbeats."""
         for membership in self._seen_ms:
             self._seen_ms[membership] += step_ms
+        for heartbeats in self._unfinished.values():
+            for heartbeat in heartbeats:
+                heartbeat.member.seen_ms += step_ms
 
     # --- inside
 

@@ -119,13 +119,13 @@ class ConsumerFixture:
             code, named, body, client=client, peer="10.0.0.1:99", now_ms=now_ms, version=479
         )
         answer = self.router.handle(command)
-        while isinstance(answer, NextIteration):
-            answer = answer.then()
-        if isinstance(answer, InThread):
-            try:
+        try:
+            while isinstance(answer, NextIteration):
+                answer = answer.then()
+            if isinstance(answer, InThread):
                 answer = answer.then(answer.work())
-            except PenstockError as error:
-                answer = refusal(error)
+        except PenstockError as error:
+            answer = refusal(error)
         assert isinstance(answer, Reply)
         return answer
 

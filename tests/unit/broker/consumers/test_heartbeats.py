@@ -6,9 +6,16 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.consumers.heartbeats import HeartbeatHandlers
+from penstock.broker.consumers import heartbeats
+from penstock.broker.consumers.clients import NEVER_MS
+from penstock.broker.consumers.heartbeats import (
+    FULL_HEARTBEATS_ONLY,
+    GROUPS_PER_STEP,
+    HeartbeatHandlers,
+)
 from penstock.broker.filter.filters import Filters
-from penstock.rpc.answers import RegisterSoon
+from penstock.rpc.answers import Answer, NextIteration, RegisterSoon, Reply
+from penstock.rpc.command import Command
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (
     CheckClientRequestBody,
@@ -281,6 +288,91 @@ def test_heartbeats_of_one_connection_register_a_limited_number_of_bytes(
     assert len(fixture.clients.producers("p39")) == 1, "other groups are registered"
     registered = len(list(fixture.clients.consumer_groups()))
     assert registered * 600_000 < 16 << 20, "a tag of 54 characters takes more than 150 bytes"
+
+
+def begin_heartbeat(fixture: ConsumerFixture, groups: int = 500) -> NextIteration:
+    """The first step of a heartbeat with the consumer groups g0, … and the producer group p."""
+    consumers = [consumer(f"g{number}", "T") for number in range(groups)]
+    answer = fixture.router.handle(
+        Command(HEARTBEAT, {}, beat("c", *consumers, producers=("p",)), client=1, now_ms=NOW_MS)
+    )
+    assert isinstance(answer, NextIteration)
+    return answer
+
+
+def finish(answer: Answer) -> int:
+    """The number of steps until the response."""
+    steps = 0
+    while isinstance(answer, NextIteration):
+        answer = answer.then()
+        steps += 1
+    assert answer == Reply(ext=FULL_HEARTBEATS_ONLY)
+    return steps
+
+
+def registered(fixture: ConsumerFixture) -> set[str]:
+    return {group.name for group in fixture.clients.consumer_groups()}
+
+
+def test_other_requests_are_served_while_a_client_joins_many_groups(
+    fixture: ConsumerFixture,
+) -> None:
+    answer = begin_heartbeat(fixture)
+    assert len(registered(fixture)) == GROUPS_PER_STEP
+    assert fixture.ask(LIST, consumerGroup="g0", client=2).code == 0
+    assert finish(answer) == 500 // GROUPS_PER_STEP
+    assert registered(fixture) == {f"g{number}" for number in range(500)}
+    assert len(fixture.clients.producers("p")) == 1
+
+
+def test_a_client_that_leaves_while_it_joins_many_groups_is_not_registered_again(
+    fixture: ConsumerFixture,
+) -> None:
+    answer = begin_heartbeat(fixture)
+    fixture.ask(UNREGISTER, clientID="c", producerGroup="p", consumerGroup="g499")
+    fixture.ask(UNREGISTER, clientID="c", consumerGroup="g0")
+    finish(answer)
+    assert registered(fixture) == {f"g{number}" for number in range(1, 499)}
+    assert fixture.clients.producers("p") == []
+    fixture.ask(HEARTBEAT, beat("c", consumer("g0", "T"), producers=("p",)))
+    assert "g0" in registered(fixture)
+    assert len(fixture.clients.producers("p")) == 1
+
+
+def test_a_client_that_disconnects_while_it_joins_many_groups_leaves_nothing(
+    fixture: ConsumerFixture,
+) -> None:
+    answers = [begin_heartbeat(fixture), begin_heartbeat(fixture)]
+    fixture.clients.disconnected(1)
+    for answer in answers:
+        finish(answer)
+    assert registered(fixture) == set()
+    assert fixture.clients.producer_groups() == {}
+    assert fixture.clients.due() == NEVER_MS
+
+
+def test_a_clock_that_is_set_while_a_client_joins_many_groups_makes_none_expire(
+    fixture: ConsumerFixture,
+) -> None:
+    answer = begin_heartbeat(fixture)
+    fixture.clients.clock_stepped(3_600_000)
+    finish(answer)
+    fixture.clients.tick(NOW_MS + 3_600_000)
+    assert len(registered(fixture)) == 500
+
+
+def test_heartbeats_in_steps_hold_a_limited_number_of_bytes(
+    fixture: ConsumerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = begin_heartbeat(fixture)
+    monkeypatch.setattr(heartbeats, "UNFINISHED_BYTES_MAX", 1)
+    body = beat("d", *(consumer(f"h{number}", "T") for number in range(100)))
+    second = Command(HEARTBEAT, {}, body, client=2, now_ms=NOW_MS)
+    assert fixture.router.handle(second) == Reply(ext=FULL_HEARTBEATS_ONLY)
+    assert {f"h{number}" for number in range(100)} <= registered(fixture)
+    finish(answer)
+    monkeypatch.undo()
+    finish(begin_heartbeat(fixture))
 
 
 def test_an_empty_list_of_consumers_is_an_error(fixture: ConsumerFixture) -> None:
