@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.admin.group_admin import RETRY_DELAYS_MAX, TEXT_CHARS_MAX
+from penstock.broker.admin.group_admin import SUBSCRIPTIONS_MAX as GROUP_SUBSCRIPTIONS_MAX
 from penstock.broker.admin.large_requests import PAGE_MAX
 from penstock.broker.admin.large_requests import QUEUES_MAX as STATISTICS_QUEUES_MAX
 from penstock.broker.auth.users import (
@@ -117,6 +119,8 @@ BROKER_ROWS: list[Row] = [
     ("broker.md", "statistics, correction or reset of {:,} queues", (STATISTICS_QUEUES_MAX,)),
     ("broker.md", "| {:,} queues of a topic that POP groups read", (NEWEST_QUEUES_MAX,)),
     ("broker.md", "| {:,} queues in the assignment of one consumer", (ASSIGNED_MAX,)),
+    ("broker.md", "| {} retry delays, {:,} subscriptions and {:,} characters of subscriptions",
+     (RETRY_DELAYS_MAX, GROUP_SUBSCRIPTIONS_MAX, TEXT_CHARS_MAX)),
     ("broker.md", "| {:,} topics that groups may not read, {:,} request modes",
      (FORBIDDEN_MAX, MODES_MAX)),
     ("broker.md", "| {:,} queues of all topics", (BROKER.queues_max,)),

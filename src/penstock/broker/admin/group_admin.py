@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import chain
+from typing import Final
 
 import msgspec
 
@@ -19,6 +20,13 @@ from penstock.wire.bodies.admin_bodies import GroupForbidden, SubscriptionGroupL
 from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
 from penstock.wire.bodies.table_bodies import SubscriptionGroupWrapper
 from penstock.wire.codes import RequestCode, group_fault
+
+RETRY_DELAYS_MAX: Final = 100
+"""Most retry delays of a group."""
+SUBSCRIPTIONS_MAX: Final = 1_000
+"""Most subscriptions that are stored with a group."""
+TEXT_CHARS_MAX: Final = 64 * 1024
+"""Most characters of the subscriptions that are stored with a group."""
 
 
 class GroupHandlers:
@@ -139,7 +147,33 @@ class GroupHandlers:
         fault = group_fault(wanted.group_name)
         if fault is not None:
             raise InvalidParameter(fault)
+        _refuse_too_large(wanted)
         existing = self._context.groups.get(wanted.group_name)
         current = existing.attributes if existing is not None else None
         attributes = alter(GROUP_ATTRIBUTES, current, wanted.attributes)
         return msgspec.structs.replace(wanted, attributes=attributes)
+
+
+def _refuse_too_large(config: SubscriptionGroupConfig) -> None:
+    """Refuse a group that takes too much memory, and time at each change of any group."""
+    policy = config.group_retry_policy
+    delays = policy.customized_retry_policy
+    subscriptions = config.subscription_data_set or []
+    counts = [
+        ("retry delays", "delays", len(delays.next) if delays is not None else 0, RETRY_DELAYS_MAX),
+        ("subscriptions", "subscriptions", len(subscriptions), SUBSCRIPTIONS_MAX),
+    ]
+    if len(subscriptions) <= SUBSCRIPTIONS_MAX:
+        texts = [policy.type]
+        for one in subscriptions:
+            texts += [one.topic, one.expression_type or "", one.expression or ""]
+        chars = sum(map(len, texts))
+        counts.append(("characters in its subscriptions", "characters", chars, TEXT_CHARS_MAX))
+    for what, unit, count, limit in counts:
+        if count > limit:
+            raise InvalidParameter.over(
+                f"the group {config.group_name} has too many {what}",
+                figure=count,
+                limit=limit,
+                unit=unit,
+            )

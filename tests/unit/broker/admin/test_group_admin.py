@@ -13,7 +13,12 @@ from penstock.store.consumer_offset_table import ConsumerOffsetTable
 from penstock.store.tables import SubscriptionGroupTable
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import GroupForbidden, SubscriptionGroupList
-from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
+from penstock.wire.bodies.client_bodies import (
+    CustomizedRetryPolicy,
+    GroupRetryPolicy,
+    SimpleSubscriptionData,
+    SubscriptionGroupConfig,
+)
 from penstock.wire.bodies.table_bodies import (
     ConsumerOffsetSerializeWrapper,
     DelayOffsetSerializeWrapper,
@@ -139,6 +144,37 @@ def test_a_query_creates_the_group_if_allowed(kit: TopicKit) -> None:
     kit.set(auto_create_groups=False)
     reply = kit.ask(GET, {"group": "others"})
     assert reply.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        (
+            {"group_retry_policy": GroupRetryPolicy(
+                customized_retry_policy=CustomizedRetryPolicy(next=(1,) * 101))},
+            "too many retry delays: 101 delays, the limit is 100",
+        ),
+        (
+            {"subscription_data_set": [SimpleSubscriptionData(topic="t")] * 1_001},
+            "too many subscriptions: 1001 subscriptions, the limit is 1000",
+        ),
+        (
+            {"subscription_data_set": [SimpleSubscriptionData(topic="t", expression="x" * 65_536)]},
+            "too many characters in its subscriptions",
+        ),
+        (
+            {"group_retry_policy": GroupRetryPolicy(type="x" * 65_537)},
+            "too many characters in its subscriptions",
+        ),
+    ],
+)  # fmt: skip
+def test_a_group_that_is_too_large_is_refused(
+    kit: TopicKit, changes: dict[str, Any], part: str
+) -> None:
+    refused = create(kit, **changes)
+    assert refused.code == INVALID
+    assert part in (refused.remark or "")
+    assert kit.groups.get("coupons") is None
 
 
 def test_reading_is_forbidden_and_allowed_again(kit: TopicKit) -> None:
