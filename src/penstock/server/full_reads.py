@@ -1,15 +1,15 @@
 """The order in which connections read that always have more to read.
 
-A connection that fills its read waits for its turn before it reads again. One loop iteration has a
-few such turns. So clients that send without pause share the event loop with each other, and a
-client that sends now and then waits for a few of them, however many there are.
+A connection that fills its read waits for its turn before it reads again. One loop iteration has
+TURNS_MAX such turns. So clients that send without pause share the event loop with each other, and a
+client that sends now and then waits for few of them, however many there are.
 """
 
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-TURNS_MAX = 2
+TURNS_MAX = 1
 """Full reads in one loop iteration; a full read of sends takes about 1 ms."""
 SHORT_READ_BYTES = 4 * 1024
 """What other connections may read in a loop iteration that had its full reads."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-READ_BYTES = 128 * 1024
+READ_BYTES = 96 * 1024
 """Size of the shared buffer, which limits one read."""
 STEP_MS = 1_000
 """From this difference to the monotonic clock on, the system clock has not drifted: it was set."""
