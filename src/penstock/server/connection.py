@@ -262,8 +262,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         request_loop = self._server.request_loop
         if view is self._own and request_loop.stopped_early:  # the rest stays where it is
             self._start = at
-            self.frame_since_ms = self._server.monotonic_ms()
             self._note_progress()
+            self.frame_since_ms = self._progress_ms
             return
         have = end - at
         if request_loop.stopped_early:
@@ -276,8 +276,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._drop_own()
         self._own, self._start, self._end, self._frame_end = own, 0, have, need
         self._requests_wait = request_loop.stopped_early
-        self.frame_since_ms = self._server.monotonic_ms()
         self._note_progress()
+        self.frame_since_ms = self._progress_ms
         self._server.memory.used += size
 
     def _note_progress(self) -> None:

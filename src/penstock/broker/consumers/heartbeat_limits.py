@@ -1,6 +1,6 @@
 """Limits of one heartbeat.
 
-A heartbeat beyond a limit is refused as a whole: the client has an error, or is no client at all.
+A heartbeat beyond a limit is refused as a whole: the client is faulty or hostile.
 The characters of producer groups and topics are not checked, because clients in some languages
 allow more of them than the broker's tables do.
 """

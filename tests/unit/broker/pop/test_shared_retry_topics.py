@@ -52,13 +52,19 @@ def pulled(env: BrokerFixture, group: str, topic: str = SHARED, **ext: Any) -> l
     return [message.body for message in decode_messages(reply.body)]
 
 
-def test_groups_that_share_a_retry_topic_get_only_their_own_messages(env: BrokerFixture) -> None:
+def pop_and_revive(env: BrokerFixture) -> tuple[PopClient, PopClient]:
+    """Two clients whose retry topics have the same name; the message of each is revived."""
     one, other = PopClient(env, "c", "a_b"), PopClient(env, "b_c", "a")
     send(env, "c", b"of c")
     send(env, "b_c", b"of b_c")
     assert one.bodies() == [b"of c"]
     assert other.bodies() == [b"of b_c"]
     revive_all(env)
+    return one, other
+
+
+def test_groups_that_share_a_retry_topic_get_only_their_own_messages(env: BrokerFixture) -> None:
+    one, other = pop_and_revive(env)
     assert {message.topic for message in stored(env, SHARED)} == {SHARED}
     assert len(stored(env, SHARED)) == 2
     (got,), (other_got,) = one.pop(), other.pop()
@@ -182,12 +188,7 @@ def test_messages_without_room_for_properties_are_revived(tmp_path: Path, room: 
 
 
 def test_deleting_a_topic_keeps_the_retries_of_others(env: BrokerFixture) -> None:
-    one, other = PopClient(env, "c", "a_b"), PopClient(env, "b_c", "a")
-    send(env, "c", b"of c")
-    send(env, "b_c", b"of b_c")
-    assert one.bodies() == [b"of c"]
-    assert other.bodies() == [b"of b_c"]
-    revive_all(env)
+    one, other = pop_and_revive(env)
     delete(env, "c")
     assert other.bodies() == [b"of b_c"]
     send(env, "c", b"new")
