@@ -64,23 +64,24 @@ flushDiskType=SYNC_FLUSH
 fileReservedTime=48
 ```
 
-With such a file, three defaults are RocketMQ's: the address to listen on is `0.0.0.0`, the broker's
-name is the host name, and the store is `~/store`. One warning lists the settings of RocketMQ that
-have no effect in Penstock.
+With such a file, four defaults are RocketMQ's: the address to listen on is `0.0.0.0`, the broker's
+name is the host name, the store is `~/store`, and `replication.protocol` is `static`. One warning
+lists the settings of RocketMQ that have no effect in Penstock.
 
 An unknown name in such a file is ignored with a warning that suggests a similar one, because each
 version of RocketMQ adds settings. A name that is probably a misspelt `flushDiskType`, `brokerRole`,
-`authenticationEnabled`, `authorizationEnabled`, `aclEnable` or `tls.server.mode` is refused.
+`inSyncReplicas`, `minInSyncReplicas`, `allAckInSyncStateSet`, `authenticationEnabled`,
+`authorizationEnabled`, `aclEnable` or `tls.server.mode` is refused.
 
 A file without a single known setting is refused. So is a setting that changes what the broker
 promises and that Penstock does not support, in a file and with `mqadmin updateBrokerConfig`:
 
-- `brokerRole=SYNC_MASTER`, `allAckInSyncStateSet=true`, `enableSlaveActingMaster=true`, and
-  `inSyncReplicas`, `minInSyncReplicas` or `totalReplicas` above 1: there is no replication yet. Use
-  `ASYNC_MASTER`, and `flushDiskType=SYNC_FLUSH` if acknowledged messages must survive a power
-  failure.
-- `brokerRole=SLAVE`: run the broker as a master with a unique name.
-- `enableDLegerCommitLog=true`, `enableControllerMode=true`: run the broker as a plain master.
+- `inSyncReplicas` above 1 with `brokerRole=ASYNC_MASTER`, for which RocketMQ ignores it: use
+  `SYNC_MASTER`.
+- `enableDLegerCommitLog=true`, `enableControllerMode=true`: there is no leader election. Choose the
+  roles with `brokerRole`.
+- `enableSlaveActingMaster=true`: a slave never acts as a master. Set `slaveReadEnable=true` on the
+  master and its slaves, so that consumers continue while the master is down.
 - `aclEnable=true` (the access control of RocketMQ 4): use `authenticationEnabled` and
   `authorizationEnabled`.
 - Providers of authentication and authorization other than Apache's: users and access lists are kept
@@ -104,6 +105,7 @@ passwords are refused. Unknown names are ignored, as by RocketMQ. `updateNamesrv
 TITLES = {
     "broker": "The broker",
     "store": "The storage engine",
+    "replication": "Replication",
     "server": "Connections and limits of brokers and NameServers",
     "tls": "TLS of brokers and NameServers",
     "access": "Authentication and authorization",
@@ -136,7 +138,7 @@ def _default(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
-        if "port" in name:
+        if name.endswith("port"):
             return str(value)
         for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
             if "bytes" in name and value >= 1 << shift and value % (1 << shift) == 0:

@@ -48,6 +48,8 @@ SETTINGS_VARY = (
     "|maxTransfer.*"
     # Queues are flushed by a step of our own.
     "|flushIntervalConsumeQueue"
+    # Frames to slaves are larger.
+    "|haTransferBatchSize"
 )
 
 

@@ -6,6 +6,7 @@ Live settings may change while a server runs; the others are fixed at start-up.
 from penstock.config.broker_settings import BrokerConfig
 from penstock.config.doc import Doc
 from penstock.config.live_settings import LiveSettings
+from penstock.config.replication_settings import ReplicationConfig
 from penstock.config.server_settings import AccessConfig, NameServerConfig, ServerConfig, TlsConfig
 from penstock.config.settings import Settings
 from penstock.config.store_settings import StoreConfig, delays_ms
@@ -16,6 +17,7 @@ __all__ = [
     "Doc",
     "LiveSettings",
     "NameServerConfig",
+    "ReplicationConfig",
     "ServerConfig",
     "Settings",
     "StoreConfig",

@@ -13,6 +13,7 @@ from penstock.config.settings import (
     Role,
     Settings,
     all_settings,
+    ha_port,
     value_of,
     write_value,
 )
@@ -32,18 +33,10 @@ PROTECTED = frozenset(_PROTECTED.split())
 
 _DEFAULT_STORE = "~/store"
 
+_RATE = "maxHaTransferByteInSecond"
+_RATE_ENABLED = "haFlowControlEnable"
+_RATE_DEFAULT = 100 * 1024 * 1024
 
-_NO_REPLICATION = (
-    "there is no replication yet, so a message has one copy; remove this setting, and use "
-    "flushDiskType=SYNC_FLUSH if acknowledged messages must survive a power failure"
-)
-_ROLES = {
-    "SYNC_MASTER": "there is no replication yet, so a message has one copy; use "
-    "brokerRole=ASYNC_MASTER, and flushDiskType=SYNC_FLUSH if acknowledged messages must survive "
-    "a power failure",
-    "SLAVE": "there is no replication yet; run this broker as a master with a unique name",
-}
-_REPLICAS = ("inSyncReplicas", "minInSyncReplicas", "totalReplicas")
 _PROVIDERS = (
     "authenticationProvider",
     "authenticationMetadataProvider",
@@ -61,7 +54,14 @@ _REFUSED_IF_SET = {
     "tls.ciphers": _OPENSSL,
     "tls.protocols": _OPENSSL,
 }
-_NO_ELECTION = "there is no leader election; run this broker as a plain master"
+_NO_ELECTION = (
+    "there is no leader election; choose the roles with brokerRole, and use SYNC_MASTER with "
+    "inSyncReplicas=2 or more if acknowledged messages must survive the loss of a broker"
+)
+_NO_ACTING_MASTER = (
+    "a slave never acts as a master; remove this setting, and set slaveReadEnable=true on the "
+    "master and its slaves so that consumers continue while the master is down"
+)
 _NO_ROCKSDB = (
     "timers and half messages are kept in files, not in RocksDB; for an existing store follow "
     "docs/migration.md, then remove this setting"
@@ -72,8 +72,7 @@ _REFUSED_VALUES = {
     "and authorizationEnabled, and create the users with mqadmin createUser",
     ("enableDLegerCommitLog", "true"): _NO_ELECTION,
     ("enableControllerMode", "true"): _NO_ELECTION,
-    ("enableSlaveActingMaster", "true"): _NO_REPLICATION,
-    ("allAckInSyncStateSet", "true"): _NO_REPLICATION,
+    ("enableSlaveActingMaster", "true"): _NO_ACTING_MASTER,
     ("timerRocksDBEnable", "true"): _NO_ROCKSDB,
     ("transRocksDBEnable", "true"): _NO_ROCKSDB,
     ("enableLmq", "true"): _NO_LIGHT_QUEUES,
@@ -97,6 +96,20 @@ def _read_flush(text: str) -> str:
     if text not in ("SYNC_FLUSH", "ASYNC_FLUSH"):
         raise ValueError("must be SYNC_FLUSH or ASYNC_FLUSH")
     return "true" if text == "SYNC_FLUSH" else "false"
+
+
+def _read_role(text: str) -> str:
+    if text not in ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"):
+        raise ValueError("must be ASYNC_MASTER, SYNC_MASTER or SLAVE")
+    return text.lower()
+
+
+def _read_ha_port(text: str) -> str:
+    return "-1" if text in ("", "0") or text.startswith("-") else text
+
+
+def _invert(text: str) -> str:
+    return {"true": "false", "false": "true"}.get(text.lower(), text)
 
 
 def _read_seconds(text: str) -> str:
@@ -135,6 +148,9 @@ def _write_pair(user: str, password: str) -> Callable[[str], str]:
 
 _FORMS = {
     "flushDiskType": Form(_read_flush, {"true": "SYNC_FLUSH", "false": "ASYNC_FLUSH"}.__getitem__),
+    "brokerRole": Form(_read_role, str.upper),
+    "haListenPort": Form(_read_ha_port, str),
+    "syncFromLastFile": Form(_invert, _invert),
     "mappedFileSizeConsumeQueue": Form(
         _read_queue_bytes, lambda entries: str(int(entries) * QUEUE_ENTRY_BYTES)
     ),
@@ -156,9 +172,11 @@ _FORMS = {
     ),
 }
 _PROMISES = (
-    "flushDiskType", "brokerRole", "authenticationEnabled", "authorizationEnabled", "aclEnable",
-    "tls.server.mode", "store.sync_flush", "access.authentication", "access.authorization",
-    "tls.mode",
+    "flushDiskType", "brokerRole", "inSyncReplicas", "minInSyncReplicas", "allAckInSyncStateSet",
+    "authenticationEnabled", "authorizationEnabled", "aclEnable", "tls.server.mode",
+    "store.sync_flush", "replication.role", "replication.in_sync_replicas",
+    "replication.min_in_sync_replicas", "replication.all_in_sync_acknowledge",
+    "access.authentication", "access.authorization", "tls.mode",
 )  # fmt: skip
 _MISSPELT = 0.85
 """How similar an unknown name is to the one that was meant (difflib's ratio)."""
@@ -190,10 +208,6 @@ def unsupported_reason(key: str, value: str, values: Mapping[str, str]) -> str:
 
     Ignoring one of these would disable access control, hide stored data or break a guarantee.
     """
-    if key == "brokerRole":
-        return "" if value in ("", "ASYNC_MASTER") else _ROLES.get(value, "it is not a role")
-    if key in _REPLICAS:
-        return "" if value in ("", "0", "1") else _NO_REPLICATION
     if key in _PROVIDERS:
         return "" if not value or value.startswith(_APACHE_PROVIDERS) else _NO_PROVIDERS
     if key in _REFUSED_IF_SET:
@@ -221,7 +235,21 @@ def defaults(role: Role) -> dict[str, str]:
         "broker.host": "0.0.0.0",
         "broker.name": os.uname().nodename,
         "broker.data": os.path.expanduser(_DEFAULT_STORE),
+        "replication.protocol": "static",
     }
+
+
+def join_rate_limit(values: Mapping[str, str], rate_before: int = 0) -> Mapping[str, str]:
+    """The values with the two settings that limit the rate of replication in RocketMQ as one.
+
+    RocketMQ has a rate, and a switch that is off by default. Here a rate of 0 means no limit.
+    """
+    if _RATE not in values and _RATE_ENABLED not in values:
+        return values
+    enabled = values.get(_RATE_ENABLED, "true" if rate_before else "false")
+    rate = values.get(_RATE, str(rate_before or _RATE_DEFAULT))
+    joined = {key: value for key, value in values.items() if key != _RATE_ENABLED}
+    return joined | {_RATE: rate if enabled.strip().lower() == "true" else "0"}
 
 
 def apache_values(settings: Settings, role: Role) -> dict[str, str]:
@@ -237,16 +265,19 @@ def apache_values(settings: Settings, role: Role) -> dict[str, str]:
 
 def _broker_extras(settings: Settings) -> dict[str, str]:
     """Values that RocketMQ's tools read and that are not settings of Penstock."""
-    broker = settings.broker
+    broker, replication = settings.broker, settings.replication
+    address = broker.announce or broker.host
     return {
-        "brokerRole": "ASYNC_MASTER" if broker.id == 0 else "SLAVE",
-        "brokerIP1": broker.announce or broker.host,
-        "haListenPort": str(broker.port + 1),
+        "brokerIP1": address,
+        "brokerIP2": replication.announce or address,
+        "haListenPort": str(ha_port(settings)),
+        "inSyncReplicas": str(replication.copies_required()),
+        _RATE: str(replication.rate_bytes_max or _RATE_DEFAULT),
+        _RATE_ENABLED: "true" if replication.rate_bytes_max else "false",
         "storePathCommitLog": os.path.join(broker.data, "commitlog"),
         "msgTraceTopicName": TRACE_TOPIC,
         "maxTransferBytesOnMessageInDisk": str(broker.pull_bytes_max),
         "maxTransferCountOnMessageInDisk": str(broker.pull_messages_max),
-        "slaveReadEnable": "false",
         "rejectTransactionMessage": "false",
         "aclEnable": "false",
         "storeType": "default",

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from penstock.config.doc import PORT_MAX, Checked, Doc
+from penstock.config.doc import I32_MAX, PORT_MAX, Checked, Doc
 
 _NAME_MAX = 127  # the length is one signed byte in RocketMQ, which has the same limit
 _PERMISSION_MAX = 7
@@ -43,8 +43,9 @@ class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
     ] = "broker-a"  # fmt: skip
     id: Annotated[
         int,
-        Doc("The broker's number. Must be 0, a master: there is no replication yet.", "brokerId"),
-    ] = 0
+        Doc("The broker's number among the brokers of its name. 0 is a master, other numbers are "
+            "slaves.", "brokerId", most=I32_MAX),
+    ] = 0  # fmt: skip
     host: Annotated[str, Doc("The address to listen on.", "bindAddress")] = "127.0.0.1"
     port: Annotated[int, Doc("The port to listen on.", "listenPort", most=PORT_MAX)] = 10911
     announce: Annotated[

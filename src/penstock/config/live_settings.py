@@ -46,6 +46,7 @@ class LiveSettings:
         full names of the settings whose value changed.
         """
         wanted: dict[str, Any] = {}
+        values = apache.join_rate_limit(values, self.current.replication.rate_bytes_max)
         for key, text in values.items():
             if key in apache.PROTECTED:
                 raise NoPermission(

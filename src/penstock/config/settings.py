@@ -7,6 +7,7 @@ import msgspec
 
 from penstock.config.broker_settings import BrokerConfig
 from penstock.config.doc import Setting, settings_of, violated_rule
+from penstock.config.replication_settings import ReplicationConfig, replication_contradiction
 from penstock.config.server_settings import AccessConfig, NameServerConfig, ServerConfig, TlsConfig
 from penstock.config.store_settings import StoreConfig
 
@@ -27,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     broker: BrokerConfig = BrokerConfig()
     store: StoreConfig = StoreConfig()
+    replication: ReplicationConfig = ReplicationConfig()
     server: ServerConfig = ServerConfig()
     tls: TlsConfig = TlsConfig()
     access: AccessConfig = AccessConfig()
@@ -37,7 +39,7 @@ TABLES: dict[str, type[msgspec.Struct]] = {
     field.name: type(field.default) for field in msgspec.structs.fields(Settings)
 }
 ROLE_TABLES: dict[Role, tuple[str, ...]] = {
-    "broker": ("broker", "store", "server", "tls", "access"),
+    "broker": ("broker", "store", "replication", "server", "tls", "access"),
     "nameserver": ("nameserver", "server", "tls", "access"),
 }
 
@@ -81,7 +83,13 @@ def contradiction(settings: Settings) -> tuple[str, str] | None:
             f"resume, not {store.disk_refuse_percent}; change both, or set disk_force_percent to "
             f"{_PERCENT} so that only expired segments are deleted",
         )
-    return None
+    return replication_contradiction(settings.replication, settings.broker.id)
+
+
+def ha_port(settings: Settings) -> int:
+    """The HA port of the broker; 0 if it is off."""
+    port = settings.replication.port
+    return settings.broker.port + 1 if port < 0 else port
 
 
 def read_value(setting: Setting, given: object) -> Any:

@@ -69,9 +69,6 @@ def merge_layers(layers: Iterable[Layer]) -> LoadedSettings:
     if settings.access.authorization and not settings.access.authentication:
         source = values["access.authorization"][1]
         raise BadSetting(f"{source} requires access.authentication, which is off")
-    if settings.broker.id != 0:
-        source = values["broker.id"][1]
-        raise BadSetting(f"{source} must be 0: a slave needs replication, which does not exist yet")
     found = contradiction(settings)
     if found is not None:
         name, reason = found
@@ -110,6 +107,7 @@ def from_properties(values: Mapping[str, str], source: str, role: Role) -> Layer
     layer = Layer()
     for name, value in apache.defaults(role).items():
         layer.put(name, value, f"{source}: RocketMQ's default of {name}")
+    values = apache.join_rate_limit(values)
     ignored: list[str] = []
     given = 0
     for key, value in values.items():
@@ -132,7 +130,8 @@ def from_properties(values: Mapping[str, str], source: str, role: Role) -> Layer
         layer.put(name, _in_our_form(form, name, value.strip(), key_source), key_source)
     if given == 0 and not ignored:
         raise _no_setting(source, layer.warnings)
-    if layer.values.get("broker.id", (0, ""))[0] != 0:  # brokerRole=SLAVE was refused above
+    is_slave = layer.values.get("replication.role", ("", ""))[0] == "slave"
+    if layer.values.get("broker.id", (0, ""))[0] != 0 and not is_slave:
         number, id_source = layer.values.pop("broker.id")
         layer.warnings.append(
             f"{id_source}={number} is ignored without brokerRole=SLAVE, as by RocketMQ: "

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.config import LiveSettings, Settings
+from penstock.config import LiveSettings, ReplicationConfig, Settings
 from penstock.errors import InvalidParameter, NoPermission
 from penstock.rpc.changed_settings import ChangedSettings
 
@@ -84,9 +84,36 @@ def test_unknown_names_are_ignored() -> None:
 
 def test_a_change_that_would_break_a_guarantee_is_refused_and_nothing_changes() -> None:
     live = LiveSettings(Settings())
-    with pytest.raises(InvalidParameter, match="inSyncReplicas=2 is not supported: there is no r"):
+    with pytest.raises(InvalidParameter, match="enableControllerMode=true is not supported: there"):
+        live.change({"traceOn": "false", "enableControllerMode": "true"})
+    with pytest.raises(InvalidParameter, match="in_sync_replicas must be at most 1, not 2"):
         live.change({"traceOn": "false", "inSyncReplicas": "2"})
     assert live.current == Settings()
+
+
+def test_the_replicas_of_a_sync_master_change_at_run_time() -> None:
+    live = LiveSettings(Settings(replication=ReplicationConfig(role="sync_master")))
+    live.change({"inSyncReplicas": "3", "minInSyncReplicas": "2"})
+    assert live.current.replication.copies_required() == 3
+    with pytest.raises(InvalidParameter, match=r"min_in_sync_replicas must be at most .* \(1\)"):
+        live.change({"inSyncReplicas": "1"})
+    with pytest.raises(NoPermission, match="brokerRole"):
+        live.change({"brokerRole": "ASYNC_MASTER"})
+
+
+def test_the_rate_limit_is_switched_as_in_rocketmq() -> None:
+    live = LiveSettings(Settings())
+
+    def rate(**values: str) -> int:
+        live.change(values)
+        return live.current.replication.rate_bytes_max
+
+    assert rate(maxHaTransferByteInSecond="5000") == 0, "flow control is off"
+    assert rate(haFlowControlEnable="true") == 100 * 1024 * 1024
+    assert rate(maxHaTransferByteInSecond="5000") == 5000
+    assert rate(haFlowControlEnable="true") == 5000
+    assert rate(haFlowControlEnable="false") == 0
+    assert live.apache_values()["haFlowControlEnable"] == "false"
 
 
 def test_a_nameserver_changes_only_its_settings() -> None:

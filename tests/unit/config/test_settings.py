@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from penstock.config import BrokerConfig, ServerConfig, Settings, StoreConfig
-from penstock.config.settings import all_settings, read_value, with_values, write_value
+from penstock.config import BrokerConfig, ReplicationConfig, ServerConfig, Settings, StoreConfig
+from penstock.config.settings import all_settings, ha_port, read_value, with_values, write_value
 from penstock.config.sources import (
     from_environment,
     from_flags,
@@ -133,9 +133,51 @@ def test_a_toml_file_without_a_setting_is_refused(text: bytes) -> None:
         from_toml(text, "p.toml")
 
 
-def test_a_broker_can_not_be_a_slave() -> None:
-    with pytest.raises(BadSetting, match=r"p\.toml: broker\.id must be 0: a slave needs"):
-        merge_layers([from_toml(b"[broker]\nid = 1\n", "p.toml")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[broker]\nid = 1", "p.toml: broker.id must be 0 for a master, not 1; set replication.ro"),
+        ("[replication]\nrole = 'slave'", "broker.id must be greater than 0 for a slave"),
+        ("[replication]\nrole = 'sync_master'\nmin_in_sync_replicas = 3",
+         "p.toml: replication.min_in_sync_replicas must be at most in_sync_replicas .2., not 3"),
+        ("[replication]\nin_sync_replicas = 2", "in_sync_replicas must be at most 1, not 2"),
+        ("[replication]\nidle_ms = 5000", "must be greater than report_ms .5000., not 5000"),
+        ("[replication]\nreport_ms = 6000", "report_ms must be at most 5000, not 6000"),
+        ("[replication]\nrole = 'SLAVE'", "must be async_master, sync_master or slave"),
+        ("[replication]\nmaster = 'a:1;b:2'", "replication.master must be host:port"),
+    ],
+)  # fmt: skip
+def test_contradictory_settings_of_replication_are_refused(text: str, message: str) -> None:
+    with pytest.raises(BadSetting, match=message):
+        merge_layers([from_toml(text.encode(), "p.toml")])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[broker]\nid = 1\n[replication]\nrole = 'slave'\nmin_in_sync_replicas = 2",
+        "[replication]\nrole = 'sync_master'\nmin_in_sync_replicas = 2",
+        "[replication]\nall_in_sync_acknowledge = true\nmin_in_sync_replicas = 3",
+        "[replication]\nmaster = '[::1]:10912'",
+    ],
+)
+def test_settings_of_replication_that_fit_are_accepted(text: str) -> None:
+    merge_layers([from_toml(text.encode(), "p.toml")])
+
+
+def test_a_sync_master_requires_two_copies_unless_a_number_is_given() -> None:
+    assert ReplicationConfig().copies_required() == 1
+    assert ReplicationConfig(role="sync_master").copies_required() == 2
+    assert ReplicationConfig(role="sync_master", in_sync_replicas=1).copies_required() == 1
+    assert ReplicationConfig(role="sync_master", in_sync_replicas=3).copies_required() == 3
+    assert ReplicationConfig(role="slave").copies_required() == 1
+
+
+def test_the_ha_port_follows_the_port_of_the_broker() -> None:
+    broker = BrokerConfig(port=30911)
+    assert ha_port(Settings(broker=broker)) == 30912
+    assert ha_port(Settings(broker=broker, replication=ReplicationConfig(port=0))) == 0
+    assert ha_port(Settings(broker=broker, replication=ReplicationConfig(port=7))) == 7
 
 
 def test_the_environment_is_checked_like_a_file() -> None:
