@@ -74,6 +74,8 @@ class Lane:
     def _pytest(self, step: Step, arguments: Sequence[str]) -> tuple[int, str]:
         """Run pytest; its exit code and its output."""
         environment = {**os.environ, **step.environment, "PENSTOCK_DEPTH": self.depth}
+        # Without stored bytecode each process compiles Penstock and the tests again, for seconds.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         command = [sys.executable, "-m", "pytest", "-q", *arguments]
         with tempfile.TemporaryFile() as output:
             self.output = output
