@@ -178,6 +178,18 @@ class MessageIllegal(StoreError):
     hint = "make the message smaller, or raise the setting on the broker and in the client"
 
 
+# --- replication ---------------------------------------------------------------------------------
+
+
+class ReplicationError(PenstockError):
+    """A peer on the HA port broke the replication protocol, or failed to authenticate itself."""
+
+    hint = (
+        "the connection was closed; check that the peer is a replica of this broker, and that both "
+        "use the same replication protocol and secret"
+    )
+
+
 # --- refused requests ----------------------------------------------------------------------------
 
 

@@ -1,0 +1,1 @@
+"""Master-slave replication: epochs, frames of the HA port, authentication of peers."""
