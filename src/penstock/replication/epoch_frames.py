@@ -18,7 +18,8 @@
 - A RocketMQ slave sends its handshake again if no answer arrives within 5 s.
 - **Transfer.** A frame does not span two epochs, but its epoch is not always that of its bytes: in
   the last frame of an epoch RocketMQ's master already names the next one, which begins at the end
-  of the frame. The begin counts, not the offset of the frame.
+  of the frame. An epoch that fits into one frame may never be named, so a slave takes the epochs
+  from the handshake, and later ones by their begin.
 - A transfer without bytes is a heartbeat. An empty RocketMQ master sends heartbeats with offset -1.
 """
 
