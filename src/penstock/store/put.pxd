@@ -36,6 +36,7 @@ cdef class StoreWriter:
     cdef public long long unplaced
     cdef public object damage
     cdef public long long store_ms
+    cdef public long long plausible_to_ms
     cdef readonly long long puts
     cdef readonly long long put_bytes
     cdef readonly long long failed_puts
@@ -82,3 +83,5 @@ cdef class StoreWriter:
                       long long offset) except -1
     @cython.locals(queue=ConsumeQueue, transaction=int, code="long long")
     cpdef int replay(self, StoredRecord stored) except -1
+    cpdef int note_store_ms(self, long long store_ms) except -1
+    cdef long long _plausible_ms(self, long long store_ms) noexcept

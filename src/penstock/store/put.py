@@ -42,6 +42,8 @@ REPLAYED_MAX = 1_000_000
 """How many entries recovery keeps in memory, so that it opens each queue's file once."""
 _REPLAYED_MAX = REPLAYED_MAX
 
+MS_MAX = (1 << 63) - 1
+
 _TRANSACTION_MASK = 0x0C
 _PREPARED = 0x04
 _ROLLBACK = 0x0C
@@ -88,6 +90,8 @@ class StoreWriter:
         self.damage: ReplayDamage = ReplayDamage(Report(), 0)
         # Store time of the newest record; never goes back.
         self.store_ms: int = 0
+        # Replay: a later store time is taken for damage, because a record's head has no checksum.
+        self.plausible_to_ms: int = MS_MAX
         # Messages and bytes stored since the start.
         self.puts: int = 0
         self.put_bytes: int = 0
@@ -377,7 +381,7 @@ class StoreWriter:
         if transaction != _PREPARED and transaction != _ROLLBACK and not queue.complete:
             code = stored.marks.tags_code()
             if queue.delay_ms >= 0:
-                code = stored.store_ms + queue.delay_ms
+                code = self._plausible_ms(stored.store_ms) + queue.delay_ms
             if stored.queue_offset != queue.max_offset:
                 entry = (stored.queue_offset, stored.physical_offset, stored.size, code)
                 write_replayed(queue)
@@ -395,11 +399,19 @@ class StoreWriter:
                 self.dirty.append(queue)
         if self._replayed_count >= _REPLAYED_MAX:
             self.write_replayed()
-        if stored.store_ms > self.store_ms:
-            self.store_ms = stored.store_ms
-        if self.index is not None and transaction != _ROLLBACK:
+        self.note_store_ms(stored.store_ms)
+        # An index file begins with a time: a first record whose own is damaged is left out.
+        if self.index is not None and transaction != _ROLLBACK and self.store_ms > 0:
             self._put_keys(stored.marks, queue, stored.physical_offset)
         return _PUT_OK
+
+    def note_store_ms(self, store_ms: int) -> None:
+        """A record of the log was stored at this time."""
+        self.store_ms = max(self.store_ms, self._plausible_ms(store_ms))
+
+    def _plausible_ms(self, store_ms: int) -> int:
+        """This store time, or the one of the record before it."""
+        return store_ms if store_ms <= self.plausible_to_ms else self.store_ms
 
     def write_replayed(self) -> None:
         """Write the replayed entries to the queues' files, one queue after another."""

@@ -1,5 +1,7 @@
 """What recovery found and did, and what the operator should know of it."""
 
+import bisect
+
 import msgspec
 
 from penstock.wire.record import PROBLEMS, UNWRITTEN
@@ -149,7 +151,9 @@ class ReplayDamage:
     def __init__(self, report: Report, replayed_from: int) -> None:
         self._report = report
         self._replayed_from = replayed_from
-        self._newest = -1
+        # Begin and end of each damaged range, in the order of the log.
+        self._begins: list[int] = []
+        self._ends: list[int] = []
         report.damage, report.lost = [], []
         report.damaged_ranges = report.damaged_bytes = report.lost_messages = 0
 
@@ -163,14 +167,20 @@ class ReplayDamage:
         report.damaged_bytes += found.length
         if len(report.damage) < NAMED_MAX:
             report.damage.append(found)
-        self._newest = found.offset
+        self._begins.append(found.offset)
+        self._ends.append(found.offset + found.length)
+
+    def overlaps(self, begin: int, end: int) -> bool:
+        """Whether a damaged range has bytes in common with this one."""
+        number = bisect.bisect_right(self._ends, begin)
+        return number < len(self._ends) and self._begins[number] < end
 
     def explains(self, before: int) -> bool:
         """Whether damage may have cost the entries that follow the one of the record at `before`.
 
         Only if the queue's own file is known to be complete up to there: the record was replayed.
         """
-        return self._replayed_from <= before < self._newest
+        return bool(self._begins) and self._replayed_from <= before < self._begins[-1]
 
     def add_lost(self, topic: bytes, queue_id: int, begin: int, end: int) -> None:
         report = self._report

@@ -129,7 +129,9 @@ class MessageStore:
         try:
             self.writer = StoreWriter(self.log, self.queues, self.index, self.flusher)
             self.writer.index_tags = config.index_tags
-            self.report: Report = recovery.run(self.writer, crashed=crashed, ours=sizes_known)
+            self.report: Report = recovery.run(
+                self.writer, crashed=crashed, ours=sizes_known, now_ms=now_ms
+            )
             for warning in self.report.warnings():
                 log.warning("%s: %s", paths.root, warning)
             write_sizes(disk, paths, config)

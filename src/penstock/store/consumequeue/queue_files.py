@@ -3,6 +3,8 @@
 The queue's positions are not known then: `max_offset` is moved up to what is read.
 """
 
+from collections.abc import Callable
+
 from penstock.store.consumequeue.consumequeue import (
     ALLOCATE_BYTES,
     BLOCK_BYTES,
@@ -169,9 +171,9 @@ def first_written(queue: ConsumeQueue, offset: int) -> tuple[int, int, int] | No
     return None
 
 
-def end_of_used(queue: ConsumeQueue, physical_offset: int) -> int:
-    """Behind the last entry of the files that continues the queue and is a filler, or refers to a
-    record that ends below a log offset."""
+def end_of_used(queue: ConsumeQueue, is_used: Callable[[int, int], bool]) -> int:
+    """Behind the last entry of the files that continues the queue and is a filler, or whose log
+    offset and size are accepted by `is_used`."""
     known = end = queue.max_offset
     last = queue.entry(last_real(queue, known))
     begin = last[0] + last[1] if last is not None else 0
@@ -181,7 +183,7 @@ def end_of_used(queue: ConsumeQueue, physical_offset: int) -> int:
         queue.max_offset = known
         for offset, size, _ in each_entry(data):
             if size != FILLER_SIZE:
-                if size <= 0 or offset < begin or offset + size > physical_offset:
+                if size <= 0 or offset < begin or not is_used(offset, size):
                     return end
                 begin = offset + size
             end += 1

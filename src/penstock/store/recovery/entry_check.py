@@ -80,19 +80,23 @@ class EntryCheck:
         return layout.FIXED_BYTES <= size <= segment_bytes and begin <= offset <= beyond - size
 
     def _matches(self, queue: ConsumeQueue, queue_offset: int, entry: tuple[int, int, int]) -> bool:
-        offset, size, _ = entry
+        named = self.named_entry(entry[0], entry[1])
+        return named == (queue.topic, queue.queue_id, queue_offset)
+
+    def named_entry(self, offset: int, size: int) -> tuple[bytes, int, int] | None:
+        """The topic, queue id and queue offset that the record of this size at a log offset names.
+
+        None if there is no such record, or it is damaged.
+        """
         segment = self._segments.find(offset)
         if segment is None:
-            return False
+            return None
         stored = StoredRecord()
         stored.bind(segment.view)
         at = offset - segment.start
         if stored.read(at, segment.size) != RECORD or stored.check(offset) != RECORD:
-            return False
+            return None
+        if stored.size != size:
+            return None
         topic = bytes(segment.view[stored.topic_at : stored.topic_at + stored.topic_length])
-        return (stored.size, topic, stored.queue_id, stored.queue_offset) == (
-            size,
-            queue.topic,
-            queue.queue_id,
-            queue_offset,
-        )
+        return topic, stored.queue_id, stored.queue_offset

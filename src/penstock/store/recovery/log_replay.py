@@ -78,8 +78,8 @@ class Replay:
         stored = self.stored
         if stored.physical_offset >= self.removed.get(self._topic(), 0):
             return False
-        if self.writer is not None and stored.store_ms > self.writer.store_ms:
-            self.writer.store_ms = stored.store_ms
+        if self.writer is not None:
+            self.writer.note_store_ms(stored.store_ms)
         return True
 
     def _topic(self) -> bytes:

@@ -57,6 +57,8 @@ log = logging.getLogger(__name__)
 
 STEP_BYTES = 64 * 1024 * 1024
 """How much of the log is walked between two reports of progress."""
+CLOCK_AHEAD_MS = 24 * 3600 * 1000
+"""How far the clock may have been ahead when a record was stored; a later time is damage."""
 
 
 class Recovery(OpenedFiles):
@@ -76,10 +78,11 @@ class Recovery(OpenedFiles):
         # Queues whose files are not as they were at the clean shutdown.
         self._damaged: list[ConsumeQueue] = []
 
-    def run(self, writer: StoreWriter, *, crashed: bool, ours: bool) -> Report:
+    def run(self, writer: StoreWriter, *, crashed: bool, ours: bool, now_ms: int) -> Report:
         """Make log, queues and index consistent. `ours`: Penstock wrote the checkpoint."""
         self.report.clean = not crashed
         self.checkpoint = read_checkpoint(self.disk, self.paths)
+        writer.plausible_to_ms = max(now_ms + CLOCK_AHEAD_MS, self.checkpoint.log_ms)
         self.report.pages_kept = not crashed or opened_here(self.disk, self.paths)
         self._durable_to = self.beyond() if self.report.pages_kept else self._confirmed()
         self._used_to = self._durable_to if ours else 0
@@ -352,14 +355,37 @@ class Recovery(OpenedFiles):
     def _cut_queues(self, writer: StoreWriter, behind: list[ConsumeQueue], *, used_to: int) -> None:
         """Remove what the files of these queues have behind the last entry.
 
-        Entries of records below the log offset `used_to` were valid: the records are damaged, and
-        fillers replace them. That is synced later, before a checkpoint or a deletion relies on it;
-        until then the next start does it again.
+        Entries below the log offset `used_to` whose records are damaged or lost were valid: fillers
+        replace them. Others are from before a power failure, and new records are in their place.
+        The change is synced later, before a checkpoint or a deletion relies on it; until then the
+        next start does it again.
         """
+        end = self.report.log_end
+
+        def is_used(offset: int, size: int) -> bool:
+            if offset >= end or writer.damage.overlaps(offset, offset + size):
+                return offset + size <= used_to
+            return self._is_unplaced(offset, size)
+
         for queue in behind:
-            self._skip(writer, queue, queue_files.end_of_used(queue, used_to))
+            self._skip(writer, queue, queue_files.end_of_used(queue, is_used))
             queue.cut(queue.max_offset)
             writer.mark_dirty(queue)
+
+    def _is_unplaced(self, offset: int, size: int) -> bool:
+        """Whether a record is there whose head names the wrong queue or queue offset.
+
+        Then it has no entry in that queue, or it is the first one without being number 0.
+        """
+        named = self._entries.named_entry(offset, size)
+        if named is None:
+            return False
+        topic, queue_id, queue_offset = named
+        queue = self.queues.get(topic, queue_id)
+        entry = queue.entry(queue_offset) if queue is not None else None
+        if queue is None or entry is None or entry[0] != offset:
+            return True
+        return queue_offset == queue.min_offset > 0
 
     def _skip(self, writer: StoreWriter, queue: ConsumeQueue, offset: int) -> None:
         """Continue a queue at this offset or later: what is before it is not used again."""

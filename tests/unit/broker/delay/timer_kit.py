@@ -1,5 +1,7 @@
 """Helpers for tests of the timer: sends with a delivery time, recalls, a fast clock."""
 
+import gc
+import os
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,6 +19,8 @@ from tests.unit.broker.broker_kit import BrokerFixture
 
 TIMER = "rmq_sys_wheel_timer"
 SECOND_MS, HOUR_MS, DAY_MS = 1000, 3_600_000, 86_400_000
+DESCRIPTORS_MAX = 300
+"""Open files of the process above which those of brokers that were killed are closed."""
 
 
 def timer_settings(**store: Any) -> Settings:
@@ -111,3 +115,6 @@ def crash(env: BrokerFixture) -> None:
     env.store.flusher.stop()
     env.store.disk.close()
     env.store._lock.release()
+    # Its files are closed when the garbage is collected, which may take long.
+    if len(os.listdir("/proc/self/fd")) > DESCRIPTORS_MAX:
+        gc.collect()

@@ -229,6 +229,51 @@ def test_queue_offset_of_a_record_with_a_wrong_header_is_not_used_again(
         stores.crash(store)
 
 
+def test_an_entry_from_before_a_power_failure_leaves_no_gap(stores: StoreFixture) -> None:
+    """A power failure may bring an entry back whose log offset a later record has taken."""
+    store = stores.open()
+    places = fill(store)
+    stores.crash(store)
+    offset, size = places[COUNT - 1]  # a record of queue 1
+    path = store.paths.queues / "t" / "0" / f"{0:020d}"
+    with open(path, "r+b") as target:
+        target.seek(COUNT // 2 * layout.ENTRY_BYTES)
+        target.write(struct.pack(">qiq", offset, size, 0))
+    store = stores.open()
+    assert store.max_offset("t", 0) == COUNT // 2
+    assert store.report.lost_messages == 0
+
+
+@pytest.mark.parametrize("victim", [0, 11, 12, COUNT - 1])
+@pytest.mark.parametrize(("byte", "bit"), [(0, 0x40), (0, 0x80), (1, 0x10), (3, 0x80)])
+def test_a_damaged_store_time_moves_no_other(
+    stores: StoreFixture, victim: int, byte: int, bit: int
+) -> None:
+    """Store time never goes back, so a wrong one would be the time of all later messages."""
+    store = stores.open()
+    places = fill(store)
+    stores.crash(store)
+    flip(store, places[victim][0] + layout.store_ms_at(0) + byte, bit)
+    for n in range(2):
+        store = stores.open()
+        assert_others(store, {victim})
+        assert message(store, victim) == [body(victim)]
+        (offset,) = put(store, record(b"next", queue_id=3), now_ms=NOW_MS + 1000 + n)
+        flush(store)
+        assert store.lookup.store_ms(offset) == NOW_MS + 1000 + n
+        stores.crash(store)
+
+
+def test_a_clock_that_was_ahead_for_long_costs_no_message(stores: StoreFixture) -> None:
+    years_ms = 20 * 365 * 24 * 3600 * 1000
+    store = stores.open()
+    put(store, record(b"ahead", text=properties(keys="k")), now_ms=NOW_MS + years_ms)
+    flush(store)
+    stores.crash(store)
+    store = stores.open()
+    assert consumed(store, 0) == [b"ahead"]
+
+
 def test_queue_offset_of_the_only_record_is_not_used_again(stores: StoreFixture) -> None:
     store = stores.open()
     (offset,) = put(store, record(b"first", queue_id=3))
