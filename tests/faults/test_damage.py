@@ -98,10 +98,10 @@ def damage_round(root: Path, seed: int, kind: str = "*") -> None:
         return  # a store that crashed has no snapshot
     path = rng.choice(files)
     begin, end = do_damage(path, rng)
+    deleted = path.parent.name == "commitlog" and path.stat().st_size == 0
     try:
         store = open_store(root, CONFIG, FaultyDisk(root), LATER_MS)
     except (StoreDamaged, StoreRefused):
-        deleted = path.parent.name == "commitlog" and path.stat().st_size == 0
         if path.name != "penstock.json" and not deleted:
             raise
         return
