@@ -17,7 +17,7 @@ from typing import Protocol
 from penstock.client.client_options import ClientOptions
 from penstock.client.nameserver_client import NameServerClient
 from penstock.client.namespace import with_namespace, without_namespace
-from penstock.client.topic_routes import MASTER_ID, Route
+from penstock.client.topic_routes import MASTER_ID, Route, address_to_read
 from penstock.clock import Clock, LoopClock, pause
 from penstock.errors import (
     ClientClosed,
@@ -286,16 +286,33 @@ class Session:
 
     def address_of(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
         """The address of a broker: of this broker id, else of the master, else of any replica."""
-        known = self.brokers.get(broker_name)
-        if not known:
-            return None
-        return known.get(broker_id) or known.get(MASTER_ID) or known[min(known)]
+        return address_to_read(self.brokers.get(broker_name, {}), broker_id)
+
+    def master_address(self, broker_name: str) -> str | None:
+        """The address of a broker's master."""
+        return self.brokers.get(broker_name, {}).get(MASTER_ID)
+
+    def other_address(self, broker_name: str, address: str) -> str | None:
+        """The address of another member of a broker set, of the master first; None if there is
+        none."""
+        members = sorted(self.brokers.get(broker_name, {}).items())
+        return next((other for _, other in members if other != address), None)
 
     def broker(self, broker_name: str, broker_id: int = MASTER_ID) -> Peer:
         """The peer of a broker; raises NoRoute if no route has its address."""
         address = self.address_of(broker_name, broker_id)
         if address is None:
             raise NoRoute(f"the address of broker {broker_name!r} is not known")
+        return self.peer(address)
+
+    def master(self, broker_name: str) -> Peer:
+        """The peer of a broker's master, which alone accepts changes; raises NoRoute."""
+        address = self.master_address(broker_name)
+        if address is None:
+            problem = "broker {!r} has no master now; replicas accept no changes"
+            if not self.brokers.get(broker_name):
+                problem = "the address of broker {!r} is not known"
+            raise NoRoute(problem.format(broker_name), hint="wait for the broker, or start it")
         return self.peer(address)
 
     async def call(
@@ -348,9 +365,9 @@ class Session:
             }
         )
 
-    async def ensure_heartbeat(self, broker_name: str) -> None:
+    async def ensure_heartbeat(self, broker_name: str, broker_id: int = MASTER_ID) -> None:
         """Send a heartbeat to a broker that has not acknowledged one on this connection."""
-        address = self.address_of(broker_name)
+        address = self.address_of(broker_name, broker_id)
         if address is None or address in self._registered:
             return
         heartbeat = self._heartbeats.get(address)

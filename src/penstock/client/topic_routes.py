@@ -65,13 +65,6 @@ class Route:
         """Names of the brokers that have the topic."""
         return tuple(sorted({queue.broker_name for queue in self.data.queue_datas}))
 
-    def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
-        """The address of a broker; that of another member of its set if this id is missing."""
-        known = self.addresses.get(broker_name)
-        if not known:
-            return None
-        return known.get(broker_id) or known[min(known)]
-
     def _ordered_queues(self) -> tuple[MessageQueue, ...]:
         """Queues fixed by the order configuration of the NameServers (`broker:count;…`)."""
         return tuple(
@@ -85,6 +78,14 @@ class Route:
             name, _, count = piece.partition(":")
             if name and count.isascii() and count.isdigit() and len(count) < 10:
                 yield name, int(count)
+
+
+def address_to_read(members: Mapping[int, str], broker_id: int) -> str | None:
+    """The address of this broker id, else of the master, else of the replica with the smallest id;
+    None if there is none."""
+    if not members:
+        return None
+    return members.get(broker_id) or members.get(MASTER_ID) or members[min(members)]
 
 
 def _addresses(broker: BrokerData) -> dict[int, str]:

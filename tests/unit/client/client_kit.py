@@ -189,6 +189,12 @@ class FixtureSession:
         assert broker_name == BROKER
         return FixturePeer(self)
 
+    def master(self, broker_name: str) -> FixturePeer:
+        return self.broker(broker_name)
+
+    def other_address(self, broker_name: str, address: str) -> str | None:
+        return None
+
     # --- requests
 
     async def send_heartbeats(self) -> None:
@@ -199,7 +205,7 @@ class FixtureSession:
         )
         await self.ask(RequestCode.HEART_BEAT, {}, fastjson.encode(data), NEVER)
 
-    async def ensure_heartbeat(self, broker_name: str) -> None:
+    async def ensure_heartbeat(self, broker_name: str, broker_id: int = 0) -> None:
         pass
 
     async def call(

@@ -13,7 +13,7 @@ from penstock import AsyncProducer, Consumer, Producer, TransactionProducer
 from penstock.client.client_options import TRACE_TOPIC, ClientKeywords, ClientOptions
 from penstock.client.messages import Message
 from penstock.client.namespace import with_namespace, without_namespace
-from penstock.client.topic_routes import Route
+from penstock.client.topic_routes import Route, address_to_read
 from penstock.errors import BadSetting, BodyError, MessageIllegal
 from penstock.wire.bodies.client_bodies import BrokerData, MessageQueue, QueueData, TopicRouteData
 
@@ -157,10 +157,12 @@ def test_order_configuration_fixes_the_queues() -> None:
 
 
 def test_address_of_an_unknown_broker_id_falls_back_to_another_of_its_set() -> None:
-    assert route().address("b", 1) == "b:2"
-    assert route().address("b", 7) == "b:1"
-    assert route().address("slave-only") == "s:1"
-    assert route().address("unknown") is None
+    addresses = route().addresses
+    assert address_to_read(addresses["b"], 1) == "b:2"
+    assert address_to_read(addresses["b"], 7) == "b:1"
+    assert address_to_read(addresses["slave-only"], 0) == "s:1"
+    assert address_to_read({3: "three:1", 2: "two:1"}, 7) == "two:1"
+    assert address_to_read({}, 0) is None
 
 
 def test_message_accepts_a_str_body_and_a_single_key() -> None:

@@ -11,6 +11,9 @@ the last commit of a consumer would undo it. Responses of the broker:
     21  offset moved      forward (messages were deleted): pull there
                           back: the queue is dropped and started again at the broker's offset
     other                 logged once, retried with a back-off of up to three seconds
+
+A response also says from which member of the broker set to pull next. If that one can't be reached,
+another one is tried at once: replicas serve consumers while their master is down.
 """
 
 import logging
@@ -24,7 +27,7 @@ from penstock.client.messages import MessageQueue
 from penstock.client.received_message import BadRecord, ReceivedMessage, decode_records
 from penstock.client.topic_routes import MASTER_ID
 from penstock.clock import pause
-from penstock.errors import BodyError, NoRoute, PenstockError, refusal
+from penstock.errors import BodyError, NoRoute, PeerUnreachable, PenstockError, refusal
 from penstock.transport.peer import Peer
 from penstock.wire.codes import (
     PULL_SUSPEND,
@@ -224,13 +227,38 @@ class Puller:
     async def _pull(self) -> PullAnswer:
         session, process_queue = self._session, self._process_queue
         name = process_queue.queue.broker_name
-        await session.ensure_heartbeat(name)
+        await session.ensure_heartbeat(name, self._broker_id)
         address = session.address_of(name, self._broker_id)
         if address is None:
             await session.find_route(process_queue.queue.topic)
             raise NoRoute(f"the address of broker {name!r} is not known")
-        process_queue.last_pull_ms = session.clock.now_ms()
+        try:
+            return await self._pull_from(address)
+        except PeerUnreachable as unreachable:
+            return await self._pull_elsewhere(unreachable, address)
+
+    async def _pull_from(self, address: str) -> PullAnswer:
+        session = self._session
+        self._process_queue.last_pull_ms = session.clock.now_ms()
         return await pull(session.peer(address), self._pull_fields(), timeout_ms=TIMEOUT_MS)
+
+    async def _pull_elsewhere(self, unreachable: PeerUnreachable, address: str) -> PullAnswer:
+        """Pull from another member of the broker set: the route may be out of date, or the master
+        is gone. If that fails too, raises why the first one was not reachable."""
+        session, queue = self._session, self._process_queue.queue
+        try:
+            await session.find_route(queue.topic)
+        except PenstockError as error:
+            log.debug("cannot refresh the route of topic %s: %s", queue.topic, error)
+        other = session.other_address(queue.broker_name, address)
+        if other is None:
+            raise unreachable
+        try:
+            return await self._pull_from(other)
+        except PenstockError as error:
+            if error.answer_code in _NOT_REGISTERED:
+                raise
+            raise unreachable from None
 
     def _pull_fields(self) -> Mapping[str, str]:
         process_queue, fields, subscription = (

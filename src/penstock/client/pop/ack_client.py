@@ -97,7 +97,7 @@ class PopAckClient:
         session = self._session
         sent_ms = session.clock.monotonic_ms()
         answer = await session.call(
-            session.broker(old.broker_name), RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext
+            session.master(old.broker_name), RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext
         )
         receipt.handle = old._replace(
             start_offset=_offset(old),
@@ -185,7 +185,7 @@ class PopAckClient:
         session = self._session
         for left in reversed(range(ATTEMPTS)):
             try:
-                await session.call(session.broker(broker_name), code, ext, body)
+                await session.call(session.master(broker_name), code, ext, body)
                 return
             except PeerError:
                 if not left:

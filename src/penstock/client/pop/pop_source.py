@@ -159,7 +159,7 @@ class PopSource:
         sent_ms = clock.monotonic_ms()
         try:
             answer = await session.call(
-                session.broker(target.broker_name),
+                session.master(target.broker_name),
                 RequestCode.POP_MESSAGE,
                 ext,
                 timeout_ms=wait_ms + session.options.timeout_ms,
@@ -197,7 +197,7 @@ class PopSource:
         session = self._session
         try:
             answer = await session.call(
-                session.broker(target.broker_name),
+                session.master(target.broker_name),
                 RequestCode.NOTIFICATION,
                 self._common_fields(target, "", wait_ms),
                 timeout_ms=wait_ms + session.options.timeout_ms,

@@ -19,7 +19,7 @@ from penstock.client.producer.sending import Sender
 from penstock.client.received_message import ReceivedMessage
 from penstock.client.topic_routes import Route
 from penstock.client.trace.trace_writer import Tracer, make_tracer
-from penstock.errors import InvalidParameter, NoRoute, PenstockError
+from penstock.errors import InvalidParameter, PenstockError
 from penstock.transport.peer import PeerRequest
 from penstock.wire.bodies.client_bodies import ConsumerData, ProducerData
 from penstock.wire.codes import RequestCode
@@ -189,11 +189,9 @@ class AsyncProducer(Lifetime):
         self._session.check_alive()
         name = self._session.with_namespace(topic)
         broker, key = _parse_recall_handle(handle)
-        if self._session.address_of(broker) is None:
-            await self._session.route(name)
-        if self._session.address_of(broker) is None:
-            raise NoRoute(f"the address of broker {broker!r}, which has the message, is not known")
-        peer = self._session.broker(broker)
+        if self._session.master_address(broker) is None:
+            await self._session.find_route(name)
+        peer = self._session.master(broker)
         ext = {
             "topic": name,
             "recallHandle": handle,

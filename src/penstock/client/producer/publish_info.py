@@ -78,8 +78,8 @@ class TopicPublishInfo(RoundRobin):
             "e": str(queue.queue_id),
             "n": queue.broker_name,
         }
-        known = self._session.address_of(queue.broker_name) is not None
-        peer = self._session.broker(queue.broker_name) if known else None
+        address = self._session.master_address(queue.broker_name)
+        peer = None if address is None else self._session.peer(address)
         return SendTarget(queue, fields, peer)
 
 

@@ -453,7 +453,7 @@ class Sender(FastPath):
     async def _connection(self, pending: PendingSend, target: SendTarget) -> PeerConnection:
         pending.target = target
         if target.peer is None:
-            raise PeerUnreachable(f"the address of broker {target.broker_name!r} is not known")
+            raise PeerUnreachable(f"no master of broker {target.broker_name!r} is known")
         pending.sent_ms = self.clock.monotonic_ms()
         left_ms = pending.deadline_ms - pending.sent_ms
         return await target.peer.writable(max(left_ms, 0))

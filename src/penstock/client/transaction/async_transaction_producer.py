@@ -207,7 +207,7 @@ class AsyncTransactionProducer(AsyncProducer):
             topic=self._session.with_namespace(message.topic),
             group=group,
             broker_name=receipt.queue.broker_name,
-            address=self._session.address_of(receipt.queue.broker_name) or "",
+            address=self._session.master_address(receipt.queue.broker_name) or "",
             queue_offset=receipt.queue_offset,
             log_offset=log_offset,
             message_id=receipt.message_id,
@@ -290,12 +290,12 @@ class AsyncTransactionProducer(AsyncProducer):
     async def _address_of(self, handle: TransactionHandle, *, fresh: bool) -> str:
         """The current address of the half message's broker; from the handle if no route has it."""
         session = self._session
-        if fresh or session.address_of(handle.broker_name) is None:
+        if fresh or session.master_address(handle.broker_name) is None:
             try:
                 await session.find_route(handle.topic)
             except PenstockError as error:
                 log.info("cannot refresh the route of topic %s: %s", handle.topic, error)
-        address = session.address_of(handle.broker_name) or handle.address
+        address = session.master_address(handle.broker_name) or handle.address
         if not address:
             raise NoRoute(f"the address of broker {handle.broker_name!r} is not known")
         return address

@@ -191,12 +191,15 @@ class FakeSession:
     def broker(self, broker_name: str, broker_id: int = 0) -> FakePeer:
         return FakePeer(broker_name)
 
+    def master(self, broker_name: str) -> FakePeer:
+        return FakePeer(broker_name)
+
     async def send_heartbeats(self) -> None:
         for name, members in self.cluster.members.items():
             if self.client_id not in members and name not in self.cluster.down:
                 members.append(self.client_id)
 
-    async def ensure_heartbeat(self, broker_name: str) -> None:
+    async def ensure_heartbeat(self, broker_name: str, broker_id: int = 0) -> None:
         await self.send_heartbeats()
 
     async def call(

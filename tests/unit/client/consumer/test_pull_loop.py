@@ -21,7 +21,8 @@ from penstock.client.consumer.pull_loop import (
 from penstock.client.consumer.subscription import Subscription
 from penstock.client.messages import MessageQueue
 from penstock.client.received_message import ReceivedMessage
-from penstock.errors import HeaderError, NoPermission, PeerLost, WireError
+from penstock.client.topic_routes import address_to_read
+from penstock.errors import HeaderError, NoPermission, PeerLost, PeerUnreachable, WireError
 from penstock.wire.codes import PULL_SUSPEND, ResponseCode
 from penstock.wire.frame import BINARY, JSON, Request
 from penstock.wire.output import response
@@ -52,18 +53,27 @@ class Server(PlainSession):
         self.requests: list[tuple[str, dict[str, str]]] = []
         self.beats = 0
         self.routes = 0
+        self.registered_at: list[int] = []
         self.addresses = {0: "master:1", 1: "slave:1"}
+        self.new_addresses: dict[int, str] | None = None
+        """What a NameServer says when it is asked."""
 
-    async def ensure_heartbeat(self, broker_name: str) -> None: ...
+    async def ensure_heartbeat(self, broker_name: str, broker_id: int = 0) -> None:
+        self.registered_at.append(broker_id)
 
     async def send_heartbeats(self) -> None:
         self.beats += 1
 
     async def find_route(self, topic: str) -> None:
         self.routes += 1
+        if self.new_addresses is not None:
+            self.addresses = self.new_addresses
 
     def address_of(self, broker_name: str, broker_id: int = 0) -> str | None:
-        return self.addresses.get(broker_id) or self.addresses.get(0)
+        return address_to_read(self.addresses, broker_id)
+
+    def other_address(self, broker_name: str, address: str) -> str | None:
+        return next((known for known in self.addresses.values() if known != address), None)
 
     def peer(self, address: str) -> "FakePeer":
         return FakePeer(self, address)
@@ -248,6 +258,80 @@ def test_suggested_replica_is_pulled() -> None:
             "master:1", "slave:1", "master:1", "master:1"
         ]  # fmt: skip
         assert pull.server.requests[1][1]["sysFlag"] == str(PULL_SUSPEND)
+        assert pull.server.registered_at == [0, 1, 9, 0]
+        await pull.end()
+
+    run(test)
+
+
+def unreachable(address: str) -> PeerUnreachable:
+    return PeerUnreachable("connection refused", address=address)
+
+
+def test_replica_is_pulled_while_the_master_is_down(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        pull = PullFixture(unreachable("master:1"), found(6, 5), found(7, 6))
+        await pull.idle()
+        assert [address for address, _ in pull.server.requests] == [
+            "master:1", "slave:1", "master:1", "master:1"
+        ]  # fmt: skip
+        assert [message.queue_offset for message in pull.got] == [5, 6]
+        assert pull.server.routes == 1, "the route was asked for again"
+        await pull.end()
+
+    run(test)
+    assert "pull failed" not in caplog.text
+
+
+def test_queue_of_a_removed_master_is_pulled_from_its_replica() -> None:
+    async def test() -> None:
+        pull = PullFixture(unreachable("master:1"), found(6, 5), found(7, 6))
+        pull.server.new_addresses = {2: "slave:2"}
+        await pull.idle()
+        assert [address for address, _ in pull.server.requests] == [
+            "master:1", "slave:2", "slave:2", "slave:2"
+        ]  # fmt: skip
+        await pull.end()
+
+    run(test)
+
+
+def test_replica_that_is_down_is_replaced_by_the_master() -> None:
+    async def test() -> None:
+        pull = PullFixture(found(6, 5, broker=1), unreachable("slave:1"), found(7, 6))
+        await pull.idle()
+        assert [address for address, _ in pull.server.requests] == [
+            "master:1", "slave:1", "master:1", "master:1"
+        ]  # fmt: skip
+        await pull.end()
+
+    run(test)
+
+
+def test_replica_that_may_not_be_read_does_not_hide_why_the_master_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        busy: Step = (ResponseCode.SYSTEM_BUSY, {}, b"")
+        pull = PullFixture(unreachable("master:1"), busy, found(6, 5))
+        await until(lambda: len(pull.server.requests) == 2)
+        await pull.server.clock.elapse(RETRY_MS)
+        await pull.idle()
+        assert len(pull.got) == 1
+        await pull.end()
+
+    run(test)
+    assert "pull failed, retrying: master:1: connection refused" in caplog.text
+
+
+def test_replica_that_does_not_know_us_gets_a_heartbeat() -> None:
+    async def test() -> None:
+        stranger: Step = (ResponseCode.SUBSCRIPTION_NOT_EXIST, {}, b"")
+        pull = PullFixture(unreachable("master:1"), stranger, unreachable("master:1"), found(6, 5))
+        await until(lambda: len(pull.server.requests) == 2)
+        await pull.server.clock.elapse(RETRY_MS)
+        await pull.idle()
+        assert (pull.server.beats, len(pull.got)) == (1, 1)
         await pull.end()
 
     run(test)

@@ -169,7 +169,12 @@ class FakeCluster:
         broker = self.brokers.get(broker_name)
         return None if broker is None else broker.address
 
-    def broker(self, broker_name: str, broker_id: int = 0) -> Broker:
+    master_address = address_of
+
+    def peer(self, address: str) -> Broker:
+        return next(broker for broker in self.brokers.values() if broker.address == address)
+
+    def master(self, broker_name: str) -> Broker:
         return self.brokers[broker_name]
 
     def spawn(self, work: Awaitable[object]) -> asyncio.Task[object]:

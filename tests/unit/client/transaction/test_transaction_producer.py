@@ -89,7 +89,7 @@ class FakeTransactionSession:
     async def send_heartbeats(self) -> None:
         self.known = True
 
-    def address_of(self, broker_name: str) -> str | None:
+    def master_address(self, broker_name: str) -> str | None:
         return self.addresses.get(broker_name)
 
     async def find_route(self, topic: str) -> Route | None:

@@ -203,7 +203,7 @@ class OrderlyQueueLocks:
             consumer_group=self._group, client_id=self._session.client_id, mq_set=queues
         )
         answer = await self._session.call(
-            self._session.broker(broker_name), code, {}, fastjson.encode(body), timeout_ms=CALL_MS
+            self._session.master(broker_name), code, {}, fastjson.encode(body), timeout_ms=CALL_MS
         )
         return answer.body
 

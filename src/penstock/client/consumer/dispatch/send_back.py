@@ -101,7 +101,7 @@ class SendBack:
         for queue in sorted(queues.values(), key=lambda q: q.broker_name != own)[:BROKERS_MAX]:
             try:
                 await self._session.call(
-                    self._session.broker(queue.broker_name),
+                    self._session.master(queue.broker_name),
                     RequestCode.SEND_MESSAGE_V2,
                     self._copy_fields(message, queue),
                     message.stored_body,
@@ -125,7 +125,7 @@ class SendBack:
             "maxReconsumeTimes": str(self._retries_max),
             "bname": message.broker_name,
         }
-        peer = self._session.broker(message.broker_name)
+        peer = self._session.master(message.broker_name)
         await self._session.call(
             peer, RequestCode.CONSUMER_SEND_MSG_BACK, fields, timeout_ms=CALL_MS
         )
