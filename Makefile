@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 BIN := .venv/bin
 COMPILED := $(shell find src -name '*.pxd') $(patsubst %.pxd,%.py,$(shell find src -name '*.pxd'))
 
-.PHONY: help setup demo check test proof lint format bench build clean
+.PHONY: help setup demo check fast test proof lint format bench build clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -32,7 +32,10 @@ setup: .venv/compiled.stamp ## create .venv, install the dependencies, compile t
 demo: setup ## send a million messages through a broker that is killed, then run two pipelines on Spark
 	@$(BIN)/penstock demo
 
-check: lint ## lint and the fast unit tests: the everyday command
+check: setup ## lint and the fast unit tests: the everyday command
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint fast
+
+fast: setup
 	@$(BIN)/python -m tests.run --depth check
 
 test: setup ## all tests, with a few rounds and seeds each (CI runs this)
