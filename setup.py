@@ -31,6 +31,7 @@ COMPILED = (
     "store/index",
     "store/flusher",
     "store/put",
+    "store/received_log",
     "store/get",
     "store/recovery/log_replay",
     "store/tools/log_scan",

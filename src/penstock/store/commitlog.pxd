@@ -29,5 +29,8 @@ cdef class CommitLog:
     @cython.locals(offset="long long")
     cpdef long long append(self, Record record, long long queue_offset, long long store_ms) except -2
     cpdef int make_room(self, long long size) except -2
+    @cython.locals(length="long long", needed="long long", at="long long", segment=Segment)
+    cpdef int append_raw(self, const unsigned char[::1] data) except -2
+    cpdef int roll(self) except -2
     cpdef long long begin(self)
     cpdef int current_fd(self) except -1

@@ -97,6 +97,21 @@ class CommitLog:
                 log.warning("%s: writing is refused until there is space", error)
         self._enter(current)
 
+    def begin_at(self, offset: int) -> None:
+        """Move an empty log to the start of another segment; waits for the disk."""
+        old = self._current
+        assert old is not None
+        assert self.end == self.segments.first
+        assert offset % self.segments.segment_bytes == 0
+        self._drop_next()
+        following = self.segments.create(offset)
+        self.segments.drop_last()
+        self.segments.push(following)
+        self.end = self.written = self.hot_from = offset
+        self._enter(following)
+        self._on_roll(old, following)  # type: ignore[operator]
+        self.segments.unlink(old)
+
     def append(self, record: Record, queue_offset: int, store_ms: int) -> int:
         """Write a prepared record; returns its offset, or NO_ROOM."""
         offset = self.end
@@ -115,6 +130,30 @@ class CommitLog:
             self._prepare_ahead()
         return offset
 
+    def append_raw(self, data: memoryview) -> int:
+        """Write whole records of the master's log as they are; returns 0, or NO_ROOM.
+
+        They fit into the current segment and leave space for a blank record. Raises OSError.
+        """
+        length = len(data)
+        needed = self.end + length + layout.BLANK_BYTES
+        assert needed <= self._segment_end, "the caller has checked the sizes"
+        if needed > self._allocated_to and self._allocate(needed) < 0:
+            return NO_ROOM
+        segment = self._current
+        assert segment is not None
+        if self.by_mapping:
+            at = self.end - self._target_start
+            self._target[at : at + length] = data
+        else:
+            self.disk.write(segment.fd, memoryview(data), self.end - segment.start)
+            self._target_start = self.end + length
+        self.end += length
+        self.written = self.end
+        if self.end > self._prefaulted_to:
+            self._prepare_ahead()
+        return 0
+
     def make_room(self, size: int) -> int:
         """Roll if `size` bytes (a record, or a whole batch) do not fit into the current segment.
 
@@ -125,7 +164,7 @@ class CommitLog:
             assert size + layout.BLANK_BYTES <= self.segments.segment_bytes, (
                 "the put path refuses what never fits"
             )
-            if self._roll() < 0:
+            if self.roll() < 0:
                 return NO_ROOM
         needed = self.end + size + layout.BLANK_BYTES
         if needed > self._allocated_to and self._allocate(needed) < 0:
@@ -180,7 +219,11 @@ class CommitLog:
         self._allocated_to = segment.allocated
         return 0
 
-    def _roll(self) -> int:
+    def roll(self) -> int:
+        """Fill the segment up with a blank record and continue in the next; returns 0 or NO_ROOM.
+
+        Raises OSError.
+        """
         old = self._current
         assert old is not None
         try:
@@ -191,12 +234,9 @@ class CommitLog:
         except OSError as error:
             self.refusal = NotWriteable(f"the next log segment can't be made: {error}")
             return NO_ROOM
-        rest = self._segment_end - self.end
-        blank = bytearray(layout.BLANK_BYTES)
-        octets.put_i32(blank, layout.SIZE_AT, rest)
-        octets.put_i32(blank, layout.MAGIC_AT, layout.MAGIC_BLANK)
         try:
             self.write_staged()
+            blank = _blank_record(self._segment_end - self.end)
             self.disk.write(old.fd, memoryview(blank), self.end - old.start)
         except OSError:
             self._next = Future()  # for the next attempt
@@ -260,7 +300,15 @@ class CommitLog:
             self.disk.submit(lambda: segment.prepare(allocate_to, prefault_from))
 
     def close(self) -> None:
-        """Close the files; a segment that was made ahead and not used is deleted."""
+        """Close the files."""
+        self._drop_next()
+        self._current = None
+        self._target = memoryview(bytearray(1))
+        self._target_size = 0
+        self.segments.items.clear()
+
+    def _drop_next(self) -> None:
+        """Delete the segment that was made ahead, if there is one."""
         made_ahead, self._next = self._next, None
         if made_ahead is not None:
             try:
@@ -269,7 +317,11 @@ class CommitLog:
                 unused = None
             if unused is not None:
                 self.segments.unlink(unused)
-        self._current = None
-        self._target = memoryview(bytearray(1))
-        self._target_size = 0
-        self.segments.items.clear()
+
+
+def _blank_record(size: int) -> bytearray:
+    """The head of a blank record of this size."""
+    record = bytearray(layout.BLANK_BYTES)
+    octets.put_i32(record, layout.SIZE_AT, size)
+    octets.put_i32(record, layout.MAGIC_AT, layout.MAGIC_BLANK)
+    return record

@@ -11,7 +11,7 @@ from concurrent.futures import Future, wait
 from datetime import datetime
 
 from penstock.config import StoreConfig
-from penstock.errors import DiskNearlyFull, PenstockError, WriteStopped
+from penstock.errors import DiskNearlyFull, NotMaster, PenstockError, WriteStopped
 from penstock.store import retention
 from penstock.store.consumequeue.consumequeue import ConsumeQueue, sync_all
 from penstock.store.consumequeue.mapped_queues import MappedQueues
@@ -97,8 +97,10 @@ class Maintenance:
         self._queues_ms = min(self._queues_ms, now_ms)
         self._index_ms = min(self._index_ms, now_ms)
         self._retention_ms = min(self._retention_ms, now_ms)
-        if not isinstance(self.writer.refusal, WriteStopped | DiskNearlyFull):
-            self.writer.refusal = self.writer.log.refusal = None  # the next put tries again
+        refusal = self.writer.refusal
+        if not isinstance(refusal, WriteStopped | DiskNearlyFull):
+            self.writer.log.refusal = None  # the next put tries again
+            self.writer.refusal = refusal if isinstance(refusal, NotMaster) else None
         if now_ms - self._retention_ms >= RETENTION_EVERY_MS:
             self._retention_ms = now_ms
             self._retain(now_ms)

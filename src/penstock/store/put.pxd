@@ -35,6 +35,7 @@ cdef class StoreWriter:
     cdef public long long gaps
     cdef public long long unplaced
     cdef public object damage
+    cdef public long long confirm_limit
     cdef public long long store_ms
     cdef public long long plausible_to_ms
     cdef readonly long long puts
@@ -69,6 +70,12 @@ cdef class StoreWriter:
     cdef long long _measure(self, Record record) except -2
     @cython.locals(transaction=int, queued=bint, queue_offset="long long", offset="long long")
     cdef int _append(self, Record record, ConsumeQueue queue) except -1
+    cdef int _add_entry(self, ConsumeQueue queue, long long offset, int size,
+                        long long tags_code) except -1
+    cdef int _count(self, ConsumeQueue queue, int size) except -1
+    @cython.locals(queue=ConsumeQueue, transaction=int, queued=bint)
+    cpdef int dispatch(self, StoredRecord stored) except -1
+    cdef bint _continue_at(self, ConsumeQueue queue, long long offset) except -1
     cdef int _write_failed(self, object error) except -1
     cdef int _fail(self, object error) except -1
     cdef int _refuse(self) except -1

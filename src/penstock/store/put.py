@@ -42,7 +42,7 @@ REPLAYED_MAX = 1_000_000
 """How many entries recovery keeps in memory, so that it opens each queue's file once."""
 _REPLAYED_MAX = REPLAYED_MAX
 
-MS_MAX = (1 << 63) - 1
+MS_MAX = OFFSET_MAX = (1 << 63) - 1
 
 _TRANSACTION_MASK = 0x0C
 _PREPARED = 0x04
@@ -88,6 +88,8 @@ class StoreWriter:
         self.unplaced: int = 0
         # Replay: the damage that it has met, which explains gaps.
         self.damage: ReplayDamage = ReplayDamage(Report(), 0)
+        # Readers see nothing beyond this log offset, because a replica does not have it yet.
+        self.confirm_limit: int = OFFSET_MAX
         # Store time of the newest record; never goes back.
         self.store_ms: int = 0
         # Replay: a later store time is taken for damage, because a record's head has no checksum.
@@ -211,11 +213,10 @@ class StoreWriter:
         if log.written != self._flusher_told:
             self._flusher_told = log.written
             self.flusher.want(log.written)
-        if self.flusher.group_commit:
-            if self.flusher.failed() == 0:
-                self.confirm_offset = self.flusher.flushed()
-        else:
-            self.confirm_offset = log.written
+        if not self.flusher.group_commit:
+            self.confirm_offset = min(log.written, self.confirm_limit)
+        elif self.flusher.failed() == 0:
+            self.confirm_offset = min(self.flusher.flushed(), self.confirm_limit)
         return len(self.arrived) > 0 or len(self.to_preallocate) > 0
 
     def take_dirty(self) -> list[ConsumeQueue]:
@@ -281,29 +282,89 @@ class StoreWriter:
         self.offset = offset
         self.queue_offset = queue_offset
         if queued:
-            if queue.delay_ms < 0:
-                queue.append(offset, record.size, record.tags_code)
-            else:
-                queue.append(offset, record.size, self.store_ms + queue.delay_ms)
-            if not queue.dirty:
-                queue.dirty = True
-                self.dirty.append(queue)
-            if queue.watched:
-                queue.watched = False
-                self.arrived.append(queue)
-            if queue.needs_blocks:
-                queue.needs_blocks = False
-                self.to_preallocate.append(queue)
+            self._add_entry(queue, offset, record.size, record.tags_code)
         if self.index is not None and transaction != _ROLLBACK:
             try:
                 self._put_keys(record.marks, queue, offset)
             except (StoreError, OSError) as error:  # more keys than were reserved
                 self.refusal = error
-        self.puts += 1
-        self.put_bytes += record.size
-        queue.puts += 1
-        queue.put_bytes += record.size
+        self._count(queue, record.size)
         return _PUT_OK
+
+    def _add_entry(self, queue: ConsumeQueue, offset: int, size: int, tags_code: int) -> None:
+        """Append the entry of a record to its queue."""
+        if queue.delay_ms < 0:
+            queue.append(offset, size, tags_code)
+        else:
+            queue.append(offset, size, self.store_ms + queue.delay_ms)
+        if not queue.dirty:
+            queue.dirty = True
+            self.dirty.append(queue)
+        if queue.watched:
+            queue.watched = False
+            self.arrived.append(queue)
+        if queue.needs_blocks:
+            queue.needs_blocks = False
+            self.to_preallocate.append(queue)
+
+    def _count(self, queue: ConsumeQueue, size: int) -> None:
+        self.puts += 1
+        self.put_bytes += size
+        queue.puts += 1
+        queue.put_bytes += size
+
+    def dispatch(self, stored: StoredRecord) -> int:
+        """Dispatch a record that was received from the master and is in the log.
+
+        Returns PUT_OK; NO_QUEUE if the queue does not exist yet; or REFUSED with the `fault`, and
+        then nothing was dispatched.
+        """
+        queue = self.queues.find(
+            stored.buffer, stored.topic_at, stored.topic_length, stored.queue_id
+        )
+        if queue is None:
+            return _NO_QUEUE
+        transaction = stored.sys_flag & _TRANSACTION_MASK
+        queued = transaction != _PREPARED and transaction != _ROLLBACK
+        stored.scan()
+        try:
+            if queued:
+                if stored.queue_offset != queue.max_offset:
+                    queued = self._continue_at(queue, stored.queue_offset)
+                queue.ready()
+            if self.index is not None:
+                self._index_ready(self.index)
+        except (StoreError, OSError) as error:
+            return self._refused(error)
+        self.note_store_ms(stored.store_ms)
+        self.last_offset = stored.physical_offset
+        if queued:
+            self._add_entry(queue, stored.physical_offset, stored.size, stored.marks.tags_code())
+        if self.index is not None and transaction != _ROLLBACK:
+            try:
+                self._put_keys(stored.marks, queue, stored.physical_offset)
+            except (StoreError, OSError) as error:  # more keys than were reserved
+                return self._refused(error)
+        self._count(queue, stored.size)
+        return _PUT_OK
+
+    def _continue_at(self, queue: ConsumeQueue, offset: int) -> bool:
+        """A received record does not continue its queue. Returns whether it gets an entry.
+
+        Zero: the topic was deleted and created again at the master. Higher: the queue is empty
+        because the slave's log begins later, or messages between were lost to damage.
+        """
+        if offset == 0:
+            queue.cut(0)
+            queue.min_offset = queue.max_offset = queue.hot_from = 0
+        elif queue.max_offset == queue.min_offset:
+            queue.begin_at(offset)
+        elif offset > queue.max_offset:
+            self.fill(queue, offset)
+        else:
+            self.unplaced += 1
+            return False
+        return True
 
     def _write_failed(self, error: OSError) -> int:
         """Records can't be written to the page cache.

@@ -250,6 +250,13 @@ class MessageStore:
             index=index_rows(self.index),
         )
 
+    def begin_log_at(self, offset: int) -> None:
+        """Begin an empty log at this offset, the start of a segment: a slave's log begins where its
+        master's does. Waits for the disk."""
+        self.log.begin_at(offset)
+        self.maintenance.deleted_to = offset
+        self.publish()
+
     # --- putting
 
     def put(self, record: Record, now_ms: int) -> int:

@@ -33,7 +33,7 @@ from penstock.store.consumequeue import queue_files
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.directory import StorePaths, mark_open, opened_here
 from penstock.store.disk import Disk, is_full
-from penstock.store.put import StoreWriter
+from penstock.store.put import MS_MAX, StoreWriter
 from penstock.store.recovery.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from penstock.store.recovery.closed_log import AS_CLOSED, CHANGED, REPLACED, compare
 from penstock.store.recovery.damage import DAMAGED, DamageJudge, LostMessage, part_of
@@ -110,6 +110,7 @@ class Recovery(OpenedFiles):
             if state != REPLACED:
                 begin = self._start_after_crash(ours=ours) if crashed else self._dispatched_end()
             self._recover(writer, self.queues.rows, begin, newest, position=crashed)
+        writer.plausible_to_ms = MS_MAX
         self.removal.finish_recovery(log_begin=self.segments.first, log_end=self.report.log_end)
         return self.report
 
