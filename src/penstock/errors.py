@@ -171,6 +171,13 @@ class DiskNearlyFull(NotWriteable):
     hint = "free disk space or lower retain_hours; writes resume below disk_force_percent"
 
 
+class NotMaster(NotWriteable):
+    """The broker is a slave: only its master stores messages and changes topics and groups."""
+
+    code = 2  # SYSTEM_BUSY: clients try another broker
+    hint = "send the request to the master with this broker name, or promote a slave if it is lost"
+
+
 class MessageIllegal(StoreError):
     """A message exceeds a limit of the store, or can't be stored in its format."""
 

@@ -6,10 +6,8 @@ It has no sockets and no clock.
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -37,65 +35,40 @@ from penstock.broker.consumers.queue_locks import LockRequests, QueueLocks
 from penstock.broker.consumers.unread_deletions import UnreadDeletions
 from penstock.broker.context import BrokerContext
 from penstock.broker.delay.delay_levels import Delay
-from penstock.broker.delay.delay_redirect import DelayRedirect
-from penstock.broker.delay.recall import Recall
-from penstock.broker.delay.timers import Timers
 from penstock.broker.filter.filters import Filters
 from penstock.broker.long_polling import LongPolling
-from penstock.broker.pop.pop_message import Pop
+from penstock.broker.master_services import HandlerFamily, MasterServices, TimedService
 from penstock.broker.pull import PullHandler
 from penstock.broker.query import QueryHandlers
-from penstock.broker.redirect import Redirects
-from penstock.broker.request_reply import Replies
-from penstock.broker.retry.consumer_send_back import ConsumerSendBack
-from penstock.broker.retry.dead_letters import DeadLetters
+from penstock.broker.replica_role import RefusedRequests, ReplicaRole, slave_rows
 from penstock.broker.rewrite import MessageRewriter
-from penstock.broker.send import SendHandler
 from penstock.broker.stats import Stats
 from penstock.broker.topics import Topics
-from penstock.broker.transaction.transactions import Transactions
-from penstock.config import AccessConfig, BrokerConfig, LiveSettings, Settings
-from penstock.errors import StoreError
+from penstock.config import AccessConfig, LiveSettings, Settings
+from penstock.errors import NotMaster, StoreError
 from penstock.rpc.answers import Answer, EffectQueue, PersistentTable, PersistSoon, RegisterSoon
 from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.command import Command
 from penstock.rpc.persistence import Persistence
-from penstock.rpc.router import InPlaceRow, Router, Row
+from penstock.rpc.router import Router
 from penstock.store.consumer_offset_table import ConsumerOffsetTable
 from penstock.store.store import MessageStore
 from penstock.store.tables import DelayOffsetTable, SubscriptionGroupTable, TopicTable
 from penstock.wire.bodies.registration_bodies import RegisterBrokerBody
 from penstock.wire.bodies.table_bodies import TopicConfigAndMappingSerializeWrapper
 from penstock.wire.codes import PERM_READ_WRITE
-from penstock.wire.message import encode_host, encode_properties
-from penstock.wire.message_ids import UniqueIds
+
+if TYPE_CHECKING:
+    from penstock.broker.delay.timers import Timers
+    from penstock.broker.pop.pop_message import Pop
+    from penstock.broker.request_reply import Replies
+    from penstock.broker.retry.dead_letters import DeadLetters
+    from penstock.broker.send import SendHandler
+    from penstock.broker.transaction.transactions import Transactions
 
 log = logging.getLogger(__name__)
 
 STORE_TICK_MS = 1_000
-
-
-class HandlerFamily(Protocol):
-    """Handlers of related requests."""
-
-    def rows(self) -> Iterable[Row | InPlaceRow]: ...
-
-
-class TimedService(Protocol):
-    """A service that stores messages for later."""
-
-    def tables(self) -> tuple[PersistentTable, ...]: ...
-
-    def due(self) -> int:
-        """When `tick` has something to do."""
-
-    def tick(self, now_ms: int) -> None: ...
-
-    def finish(self, now_ms: int) -> None:
-        """Called before a clean stop."""
-
-    def pinned_from(self) -> int | None:
-        """Log offset of the first message that is still needed; None if none is."""
 
 
 class Broker:
@@ -111,75 +84,56 @@ class Broker:
         now_ms: int,
         *,
         long_polling: LongPolling | None = None,
+        role: ReplicaRole | None = None,
     ) -> None:
+        """Without `role` it is a master."""
         self.settings = settings
+        self.role = role or ReplicaRole()
         if long_polling is None:
             long_polling = LongPolling(store)
-        self.context = context = build_context(settings, store, address, now_ms, long_polling)
-        self.effects = context.effects
-        store_host = encode_host(host)
-        self.dead_letters = DeadLetters(context)
-        self._send_back = ConsumerSendBack(context, self.dead_letters, store_host)
-        self.timers = Timers(
-            settings,
-            store,
-            context.persistence,
-            context.topics,
-            context.rewriter,
-            context.effects,
-            now_ms=now_ms,
+        self.context = context = build_context(
+            settings, store, address, now_ms, long_polling, self.role
         )
-        delayed = DelayRedirect(context.delay, self.timers)
-        self.transactions = Transactions(context, store_host, delayed, now_ms)
-        self.pop = Pop(context, store_host)
-        self.replies = Replies(context, store_host)
+        self.effects = context.effects
+        self.master: MasterServices | None = None
+        if self.role.slave:
+            store.writer.refusal = self.role.refusal()
+        else:
+            self.master = MasterServices(context, host, now_ms)
         self._assignments = Assignments(
             settings, context.persistence, context.clients, context.groups, context.topics
         )
-        self.send = SendHandler(
-            store.writer,
-            context.topics,
-            Redirects(
-                self.dead_letters,
-                self.transactions,
-                delayed,
-                segment_bytes=store.log.segments.segment_bytes,
-            ),
-            store_host,
-            unique_ids=UniqueIds(store_host[:-4], pid=os.getpid(), loader=now_ms & 0x7FFFFFFF),
-            region=settings.current.broker.region.encode(),
-        )
         self.pull = PullHandler(context)
-        self.router = Router(family.rows() for family in self._families())
-        self._timed: tuple[TimedService, ...] = (
-            context.delay,
-            self.timers,
-            self.transactions,
-            self.pop,
-        )
+        self.router = self._make_router()
+        self._timed: tuple[TimedService, ...] = () if self.master is None else self.master.timed
         store.on_retention(self._pinned_from)
         self._offsets_ms = self._store_ms = now_ms
         self._permission = settings.current.broker.permission
         self._settings_changed(settings.current)
         settings.listeners.append(self._settings_changed)
 
+    def _make_router(self) -> Router:
+        families = self._families()
+        if self.master is not None:
+            return Router(family.rows() for family in (*self.master.families, *families))
+        rows = (
+            slave_rows(self.role, self.settings, self.context.store, family.rows())
+            for family in families
+        )
+        return Router([*rows, RefusedRequests(self.role).rows()])
+
     def _families(self) -> tuple[HandlerFamily, ...]:
-        """All handlers: their rows are the requests that the broker serves."""
+        """The handlers of masters and slaves: with those of `MasterServices`, their rows are the
+        requests that the broker serves."""
         context = self.context
         settings, store = context.settings, context.store
         clients, groups, topics = context.clients, context.groups, context.topics
         return (
-            self.send,
             self.pull,
             HeartbeatHandlers(settings, clients, groups, topics, context.filters),
             OffsetRequests(store, context.offsets, groups, topics),
             LockRequests(context.locks, groups, topics, clients),
-            self._send_back,
-            Recall(settings, store, topics, self.timers, context.address),
-            self.transactions,
-            self.pop,
             self._assignments,
-            self.replies,
             QueryHandlers(context),
             TopicHandlers(context),
             GroupHandlers(context),
@@ -187,10 +141,39 @@ class Broker:
             ConsumerHandlers(context),
             ResetHandlers(context),
             CleaningHandlers(context),
-            RuntimeHandlers(context, self.timers),
+            RuntimeHandlers(context, self.master.timers if self.master is not None else None),
             SettingsHandlers(context),
             AuthAdmin(context),
         )
+
+    @property
+    def send(self) -> SendHandler:
+        return self._services.send
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        return self._services.dead_letters
+
+    @property
+    def timers(self) -> Timers:
+        return self._services.timers
+
+    @property
+    def transactions(self) -> Transactions:
+        return self._services.transactions
+
+    @property
+    def pop(self) -> Pop:
+        return self._services.pop
+
+    @property
+    def replies(self) -> Replies:
+        return self._services.replies
+
+    @property
+    def _services(self) -> MasterServices:
+        assert self.master is not None, "a slave has no services that write to the log"
+        return self.master
 
     # --- what the server calls
 
@@ -229,6 +212,7 @@ class Broker:
         if not 0 <= now_ms - self._store_ms < STORE_TICK_MS:
             self._store_ms = now_ms
             context.store.tick(now_ms)
+            self._name_master()
         period_ms = self.settings.current.broker.offset_persist_ms
         if not 0 <= now_ms - self._offsets_ms < period_ms:
             self._offsets_ms = now_ms
@@ -239,7 +223,8 @@ class Broker:
     def clock_stepped(self, step_ms: int) -> None:
         """The clock was set: clients and locks expire, and half messages are checked, as if it had
         not been."""
-        self.transactions.clock_stepped(step_ms)
+        if self.master is not None:
+            self.master.transactions.clock_stepped(step_ms)
         self.context.clients.clock_stepped(step_ms)
         self.context.locks.clock_stepped(step_ms)
 
@@ -260,9 +245,9 @@ class Broker:
         )
 
     def not_ready(self) -> str | None:
-        """Why messages are refused now, or None."""
+        """Why the broker can't do its work now, or None; a slave need not accept messages."""
         refusal = self.context.store.refusal
-        return None if refusal is None else str(refusal)
+        return None if refusal is None or isinstance(refusal, NotMaster) else str(refusal)
 
     def close(self) -> None:
         """Write the tables and close the store. Waits for the disk."""
@@ -287,19 +272,22 @@ class Broker:
             context.access.table,
             context.changed_settings,
             *self._assignments.tables(),
-            *(table for service in self._timed for table in service.tables()),
+            *(table for service in self._timed or (context.delay,) for table in service.tables()),
         )
 
     def _pinned_from(self) -> int | None:
         pins = [service.pinned_from() for service in self._timed]
         return min((pin for pin in pins if pin is not None), default=None)
 
+    def _name_master(self) -> None:
+        """Let the store's refusal name the present master."""
+        writer = self.context.store.writer
+        if self.role.slave and isinstance(writer.refusal, NotMaster):
+            writer.refusal = self.role.refusal()
+
     def _settings_changed(self, settings: Settings) -> None:
-        self.send.configure(
-            _extra_properties(settings.broker),
-            settings.store.body_bytes_max,
-            trace_on=settings.broker.trace_on,
-        )
+        if self.master is not None:
+            self.master.configure(settings)
         if settings.broker.permission != self._permission:
             self._permission = settings.broker.permission
             self.context.topics.recheck_queues()
@@ -315,6 +303,7 @@ def build_context(
     address: str,
     now_ms: int,
     long_polling: LongPolling,
+    role: ReplicaRole,
 ) -> BrokerContext:
     """Load the tables and build what the handlers share."""
     effects = EffectQueue()
@@ -332,20 +321,20 @@ def build_context(
         for _ in range(2):  # the first leaves passwords in plain text in the .bak
             persistence.save(access_table)()
     changed_settings.apply(settings)
-    locks = QueueLocks(settings, LockJournal(store.disk, store.paths.config))
-    locks.load(now_ms, complete=store.report.pages_kept)
     auto_creations = AutoCreations(settings)
-    groups = Groups(group_table, settings, effects, auto_creations)
-    topics = Topics(topic_table, store, settings, effects, auto_creations)
+    groups = Groups(group_table, settings, effects, auto_creations, copied=role.slave)
+    topics = Topics(topic_table, store, settings, effects, auto_creations, copied=role.slave)
     topics.seed()
     topics.adopt(now_ms)
     groups.seed()
     access = AccessControl(settings, access_table, effects)
     access.seed(now_ms)
     rewriter = MessageRewriter(store, topics)
-    offsets = ConsumerOffsets(offset_table, store, settings)
+    commits = role.commits if role.slave else None
+    offsets = ConsumerOffsets(offset_table, store, settings, commits=commits)
     store.on_deletion(UnreadDeletions(offsets).log)
     return BrokerContext(
+        role=role,
         settings=settings,
         changed_settings=changed_settings,
         store=store,
@@ -355,17 +344,25 @@ def build_context(
         auto_creations=auto_creations,
         offsets=offsets,
         clients=Clients(settings, groups, effects),
-        locks=locks,
+        locks=_load_locks(settings, store, now_ms),
         access=access,
         filters=Filters(),
         rewriter=rewriter,
-        delay=Delay(delay_table, store, rewriter, settings.current.store.delay_levels),
+        delay=Delay(
+            delay_table, store, rewriter, settings.current.store.delay_levels, copied=role.slave
+        ),
         long_polling=long_polling,
         stats=Stats(store, topic_table, now_ms),
         effects=effects,
         address=address,
         started_ms=now_ms,
     )
+
+
+def _load_locks(settings: LiveSettings, store: MessageStore, now_ms: int) -> QueueLocks:
+    locks = QueueLocks(settings, LockJournal(store.disk, store.paths.config))
+    locks.load(now_ms, complete=store.report.pages_kept)
+    return locks
 
 
 def _report_lost_users(table: AccessTable, persistence: Persistence) -> None:
@@ -382,14 +379,3 @@ def _report_lost_users(table: AccessTable, persistence: Persistence) -> None:
 def _password_key(access: AccessConfig, store: MessageStore) -> PasswordKey:
     default = store.paths.root / "config" / "penstock-access.key"
     return PasswordKey.load(Path(access.key_file) if access.key_file else default)
-
-
-def _extra_properties(config: BrokerConfig) -> bytes:
-    """The properties that the broker adds to each message."""
-    return encode_properties(
-        {
-            "MSG_REGION": config.region,
-            "TRACE_ON": "true" if config.trace_on else "false",
-            "CLUSTER": config.cluster,
-        }
-    )

@@ -32,11 +32,12 @@ def broker_metrics(broker: Broker) -> Registry:
     registry = Registry({"cluster": config.cluster, "node_type": "broker", "node_id": config.name})
     _add_messages(registry, broker.context)
     _add_consumers(registry, broker.context)
-    _add_delay(registry, broker)
-    broker.timers.add_metrics(registry)
-    broker.transactions.add_metrics(registry)
-    broker.pop.add_metrics(registry)
-    broker.replies.add_metrics(registry)
+    if broker.master is not None:
+        _add_delay(registry, broker)
+        broker.timers.add_metrics(registry)
+        broker.transactions.add_metrics(registry)
+        broker.pop.add_metrics(registry)
+        broker.replies.add_metrics(registry)
     _add_clients(registry, broker.context)
     _add_storage(registry, broker.context)
     _add_requests(registry, broker)
@@ -291,7 +292,7 @@ def _add_requests(registry: Registry, broker: Broker) -> None:
         "penstock_sends_total",
         "Send requests by outcome; a batch is one request.",
         ("outcome",),
-        read=lambda: [(("stored",), broker.send.sent), (("refused",), broker.send.refused)],
+        read=lambda: _sends(broker),
     )
     registry.gauge(
         "penstock_suspended_requests",
@@ -303,6 +304,12 @@ def _add_requests(registry: Registry, broker: Broker) -> None:
         "Time of the broker's start.",
         read=lambda: broker.context.started_ms / 1000,
     )
+
+
+def _sends(broker: Broker) -> list[Sample]:
+    if broker.master is None:
+        return []
+    return [(("stored",), broker.send.sent), (("refused",), broker.send.refused)]
 
 
 def _kind_labels(topic: str, group: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.broker.delay.delay_levels import Delay
     from penstock.broker.filter.filters import Filters
     from penstock.broker.long_polling import LongPolling
+    from penstock.broker.replica_role import ReplicaRole
     from penstock.broker.rewrite import MessageRewriter
     from penstock.broker.stats import Stats
     from penstock.broker.topics import Topics
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 class BrokerContext:
     """The store, the tables and the services that do not need each other's handlers."""
 
+    role: ReplicaRole
     settings: LiveSettings  # .current: Settings; changes over the wire go through it
     changed_settings: ChangedSettings
     store: MessageStore

@@ -80,8 +80,12 @@ class Topics:
         settings: LiveSettings,
         effects: EffectQueue,
         auto_creations: AutoCreations,
+        *,
+        copied: bool = False,
     ) -> None:
+        """With `copied` the table is that of the master: nothing else changes it."""
         self.table = table
+        self._copied = copied
         self._auto_creations = auto_creations
         self._store = store
         self._settings = settings
@@ -110,6 +114,8 @@ class Topics:
         A send that creates its topic is answered before the table is written; a crash between the
         two must not hide the message. Deleted topics have no queues.
         """
+        if self._copied:
+            return
         queues: dict[str, int] = {}
         for queue in self._store.queues.rows:
             topic = queue.topic.decode("utf-8", "replace")
@@ -262,7 +268,10 @@ class Topics:
         return config
 
     def put(self, config: TopicConfig, now_ms: int) -> None:
-        """Create or change a topic; it is persisted and registered soon."""
+        """Create or change a topic; it is persisted and registered soon. A slave gets it from its
+        master instead."""
+        if self._copied:
+            return
         before = self.table.get(config.topic_name)
         self.table.put(config, now_ms)
         if before is None:

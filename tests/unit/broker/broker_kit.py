@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.broker.broker import Broker
 from penstock.broker.long_polling import SuspendedRequest
+from penstock.broker.replica_role import ReplicaRole
 from penstock.config import LiveSettings, Settings
 from penstock.rpc.answers import (
     Answer,
@@ -39,13 +40,18 @@ class BrokerFixture:
     """A broker, and a client that talks to it."""
 
     def __init__(
-        self, root: Path, settings: Settings | None = None, *, now_ms: int = NOW_MS
+        self,
+        root: Path,
+        settings: Settings | None = None,
+        *,
+        now_ms: int = NOW_MS,
+        role: ReplicaRole | None = None,
     ) -> None:
         self.now_ms = now_ms
         self.live = LiveSettings(settings or Settings(store=small_config(sync_flush=False)))
         store_config = self.live.current.store
         self.store = MessageStore(root, store_config, disk=PlainDisk(), now_ms=now_ms)
-        self.broker = Broker(self.live, self.store, ADDRESS, ADDRESS, now_ms)
+        self.broker = Broker(self.live, self.store, ADDRESS, ADDRESS, now_ms, role=role)
         self.context = self.broker.context
         self.request_loop = RequestLoop(self.broker, self.broker.router.in_place, time_ns=lambda: 0)
         self.woken: list[Reply] = []
@@ -168,8 +174,10 @@ class BrokerFixture:
 
 
 @contextmanager
-def broker_fixture(root: Path, settings: Settings | None = None) -> Iterator[BrokerFixture]:
-    made = BrokerFixture(root, settings)
+def broker_fixture(
+    root: Path, settings: Settings | None = None, *, role: ReplicaRole | None = None
+) -> Iterator[BrokerFixture]:
+    made = BrokerFixture(root, settings, role=role)
     try:
         yield made
     finally:

@@ -45,7 +45,8 @@ _UNUSED = {
 class RuntimeHandlers:
     """GET_BROKER_RUNTIME_INFO, GET_BROKER_HA_STATUS, GET_TIMER_…."""
 
-    def __init__(self, context: BrokerContext, timers: Timers) -> None:
+    def __init__(self, context: BrokerContext, timers: Timers | None) -> None:
+        """Without `timers` it is a slave, which serves no requests for the timer."""
         self._context = context
         self._timers = timers
 
@@ -66,9 +67,9 @@ class RuntimeHandlers:
             **_thread_pool_info(),
             **context.stats.runtime(),
             **_delay_info(context),
-            **self._timers.runtime(command.now_ms),
+            **({} if self._timers is None else self._timers.runtime(command.now_ms)),
             "bootTimestamp": str(context.started_ms),
-            "brokerActive": "true",
+            "brokerActive": "true" if self._timers is not None else "false",
             "brokerVersionDesc": PROTOCOL,
             "commitLogMaxOffset": str(store.log.end),
             "commitLogMinOffset": str(store.log.begin()),
@@ -94,10 +95,12 @@ class RuntimeHandlers:
 
     def timer_checkpoint(self, command: Command) -> Answer:
         """The checkpoint of the timer."""
+        assert self._timers is not None
         return Reply(body=self._timers.checkpoint().pack())
 
     def timer_metrics(self, command: Command) -> Answer:
         """Waiting timer messages by topic."""
+        assert self._timers is not None
         return reply_with(self._timers.metrics.wrapper())
 
 

@@ -22,9 +22,16 @@ class ConsumerOffsets:
     """The offsets of all consumer groups."""
 
     def __init__(
-        self, table: ConsumerOffsetTable, store: MessageStore, settings: LiveSettings
+        self,
+        table: ConsumerOffsetTable,
+        store: MessageStore,
+        settings: LiveSettings,
+        *,
+        commits: dict[tuple[str, str, int], int] | None = None,
     ) -> None:
+        """`commits` collects the last commit of each group, topic and queue, for the master."""
         self.table = table
+        self._commits = commits
         self._store = store
         self._settings = settings
         self._resets = _OffsetsInMemory()
@@ -45,6 +52,8 @@ class ConsumerOffsets:
         if self._resets and self.has_reset(group, topic, queue_id):
             return False
         before = self.table.commit(topic, group, queue_id, offset, now_ms)
+        if self._commits is not None:
+            self._commits[group, topic, queue_id] = offset
         if before is not None and offset < before:
             log.info(
                 "group %s moved back from offset %d to %d on queue %d of %s",

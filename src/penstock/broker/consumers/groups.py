@@ -26,8 +26,12 @@ class Groups:
         settings: LiveSettings,
         effects: EffectQueue,
         auto_creations: AutoCreations,
+        *,
+        copied: bool = False,
     ) -> None:
+        """With `copied` the table is that of the master: nothing else changes it."""
         self.table = table
+        self._copied = copied
         self._auto_creations = auto_creations
         self._settings = settings
         self._effects = effects
@@ -90,7 +94,9 @@ class Groups:
         self._effects.put(PersistSoon(self.table))
 
     def put(self, config: SubscriptionGroupConfig, now_ms: int) -> None:
-        """Create or change a group; saved soon."""
+        """Create or change a group; saved soon. A slave gets it from its master instead."""
+        if self._copied:
+            return
         before = self.table.get(config.group_name)
         self.table.put(config, now_ms)
         log.info(

@@ -125,8 +125,15 @@ class Delay:
     """The delay levels of a broker."""
 
     def __init__(
-        self, table: DelayOffsetTable, store: MessageStore, rewriter: MessageRewriter, levels: str
+        self,
+        table: DelayOffsetTable,
+        store: MessageStore,
+        rewriter: MessageRewriter,
+        levels: str,
+        *,
+        copied: bool = False,
     ) -> None:
+        """With `copied` the table is that of the master, and nothing is delivered here."""
         self.table = table
         self._store = store
         self._rewriter = rewriter
@@ -135,6 +142,8 @@ class Delay:
         self.dropped = 0
         self.late_ms = 0  # of the last delivered message
         self._note = DeliveredOffsets(store)
+        if copied:
+            self._note.delete()
         self._noted = self._note.load()  # by level
         self._round_robin = 0
         self._refused = False

@@ -44,6 +44,11 @@ class DeliveredOffsets:
             return {}
         return found[1]
 
+    def delete(self) -> None:
+        """Delete the note: the offsets come from another broker from now on."""
+        if self._store.disk.read(self._path) is not None:
+            self._store.disk.unlink(self._path)
+
     def write(self, offsets: Mapping[int, int]) -> None:
         """Note offsets whose messages are all in the log's files."""
         data = _pack(self._store.log.written, offsets)

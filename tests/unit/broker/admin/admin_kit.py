@@ -20,6 +20,7 @@ from penstock.broker.delay.delay_levels import Delay
 from penstock.broker.delay.timers import Timers
 from penstock.broker.filter.filters import Filters
 from penstock.broker.long_polling import LongPolling
+from penstock.broker.replica_role import ReplicaRole
 from penstock.broker.rewrite import MessageRewriter
 from penstock.broker.stats import Stats
 from penstock.broker.topics import Topics
@@ -113,6 +114,7 @@ class AdminFixture:
             DelayOffsetTable(), self.store, rewriter, self.live.current.store.delay_levels
         )
         self.context = BrokerContext(
+            role=ReplicaRole(),
             settings=self.live,
             store=self.store,
             persistence=Persistence(self.store.disk, self.store.paths.root),

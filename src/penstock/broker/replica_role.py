@@ -1,0 +1,190 @@
+"""The role of a broker in its replica set: what a slave serves and what it refuses.
+
+A slave copies the log and the tables of its master. It has no services that write to the log. The
+requests in `MASTER_ONLY` would change the log or a table: they are refused with NotMaster, whose
+code SYSTEM_BUSY makes RocketMQ's clients retry at another broker. (Java's producer takes
+SLAVE_NOT_AVAILABLE for a success.) All other requests are served.
+
+Users and access lists can be changed at a slave too: mqadmin sends such a change to every master
+and slave of a cluster, and gives up at the first refusal. If the slave copies the users of its
+master, the next copy replaces them.
+
+Pulls are served with `read_from_slaves`. A slave may be behind its master, so it never corrects the
+offset of a consumer: an offset that its queue does not hold is not an error. While the master can
+be reached, a consumer for which there is nothing is sent there. While it can't, the pull is
+suspended as at a master.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from penstock.config import LiveSettings
+from penstock.errors import NotMaster
+from penstock.rpc.answers import Answer, InThread, Reply, Suspend
+from penstock.rpc.command import Command
+from penstock.rpc.router import InPlaceHandler, InPlaceRow, Row
+from penstock.store.store import MessageStore
+from penstock.wire.codes import MASTER_ID, PULL_SUSPEND, RequestCode, ResponseCode
+from penstock.wire.frame import Request
+from penstock.wire.output import Output
+
+MASTER_ONLY: Final = frozenset(
+    {
+        # messages
+        RequestCode.SEND_MESSAGE,
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE_V2,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.RECALL_MESSAGE,
+        RequestCode.END_TRANSACTION,
+        RequestCode.RESUME_CHECK_HALF_MESSAGE,
+        # POP
+        RequestCode.POP_MESSAGE,
+        RequestCode.ACK_MESSAGE,
+        RequestCode.BATCH_ACK_MESSAGE,
+        RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+        RequestCode.PEEK_MESSAGE,
+        RequestCode.NOTIFICATION,
+        RequestCode.POLLING_INFO,
+        # the timer, which a slave does not run
+        RequestCode.GET_TIMER_CHECK_POINT,
+        RequestCode.GET_TIMER_METRICS,
+        # topics, groups, offsets
+        RequestCode.UPDATE_AND_CREATE_TOPIC,
+        RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
+        RequestCode.DELETE_TOPIC_IN_BROKER,
+        RequestCode.CLEAN_UNUSED_TOPIC,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+        RequestCode.DELETE_SUBSCRIPTIONGROUP,
+        RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN,
+        RequestCode.SET_MESSAGE_REQUEST_MODE,
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+        RequestCode.CLONE_GROUP_OFFSET,
+    }
+)
+"""Requests that only a master serves."""
+
+PULLS: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
+REJECTED: Final = "[REJECTREQUEST]system busy, start flow control for a while"
+"""The beginning of Apache's answer to a pull that a slave does not serve."""
+
+OffsetKey = tuple[str, str, int]
+"""Group, topic and queue id of a consumer offset."""
+
+
+class ReplicaRole:
+    """Whether a broker is a slave, and what it knows about its master."""
+
+    def __init__(self, *, slave: bool = False, master_address: str = "") -> None:
+        self.slave = slave  # does not change: another role is another Broker
+        self.master_address = master_address
+        """The address at which the master serves clients, as far as it is known."""
+        self.master_online = False
+        """Whether the master has answered the last request of this slave."""
+        self.commits: dict[OffsetKey, int] = {}
+        """Offsets that consumers have committed at this slave and that its master lacks."""
+
+    def refusal(self, why: str = "this broker is a slave") -> NotMaster:
+        """The answer to a request that only the master serves."""
+        if self.master_address:
+            return NotMaster(
+                f"{why}; its master is {self.master_address}",
+                hint=f"send the request to {self.master_address}",
+            )
+        return NotMaster(f"{why}, and it does not know its master")
+
+
+def slave_rows(
+    role: ReplicaRole,
+    settings: LiveSettings,
+    store: MessageStore,
+    rows: Iterable[Row | InPlaceRow],
+) -> Iterator[Row | InPlaceRow]:
+    """The rows of a slave: those that only a master serves are left out, pulls are checked."""
+    for row in rows:
+        if isinstance(row, InPlaceRow) and row.code in PULLS:
+            yield InPlaceRow(row.code, SlavePulls(role, settings, store, row.handler))
+        elif row.code not in MASTER_ONLY:
+            yield row
+
+
+class RefusedRequests:
+    """Refuses the requests that only a master serves."""
+
+    def __init__(self, role: ReplicaRole) -> None:
+        self._role = role
+
+    def rows(self) -> list[Row]:
+        return [Row(code, self.refuse) for code in sorted(MASTER_ONLY)]
+
+    def refuse(self, command: Command) -> Answer:
+        raise self._role.refusal()
+
+
+class SlavePulls:
+    """Pulls from a slave; `pulls` finds the messages."""
+
+    def __init__(
+        self,
+        role: ReplicaRole,
+        settings: LiveSettings,
+        store: MessageStore,
+        pulls: InPlaceHandler,
+    ) -> None:
+        self._role = role
+        self._settings = settings
+        self._store = store
+        self._pulls = pulls
+
+    def handle(self, request: Request, output: Output, client: int, now_ms: int) -> Answer:
+        """As the handler of a master does; NotMaster if slaves are not read from."""
+        if not self._settings.current.replication.read_from_slaves:
+            raise self._role.refusal(
+                f"{REJECTED}: this broker is a slave that serves no pulls "
+                "(replication.read_from_slaves)"
+            )
+        answer = self._pulls.handle(request, output, client, now_ms)
+        if answer is None:
+            return None
+        return self._adapt(answer, request.i64(b"queueOffset"), self._waiting(request, now_ms))
+
+    def _waiting(self, request: Request, now_ms: int) -> Callable[[Reply], Answer]:
+        """Suspends a request until messages arrive in its queue, and then replies."""
+        queue = self._store.queue(request.text(b"topic") or "", request.i32(b"queueId"))
+        suspendable = request.i32(b"sysFlag") & PULL_SUSPEND
+        wait_ms = request.i64_or(b"suspendTimeoutMillis", 0) if suspendable else 0
+
+        def wait(reply: Reply) -> Answer:
+            if queue is None or wait_ms <= 0 or self._role.master_online:
+                return reply
+            return Suspend(queue, now_ms + wait_ms, lambda last: reply)
+
+        return wait
+
+    def _adapt(self, answer: Answer, offset: int, wait: Callable[[Reply], Answer]) -> Answer:
+        """A master's answer to a pull, as a slave gives it."""
+        if isinstance(answer, InThread):
+            then = answer.then
+            return replace(answer, then=lambda found: self._adapt(then(found), offset, wait))
+        if isinstance(answer, Suspend):
+            if self._role.master_online:
+                return self._adapt(answer.retry(True), offset, wait)
+            retry = answer.retry
+            return replace(answer, retry=lambda last: self._adapt(retry(last), offset, wait))
+        if not isinstance(answer, Reply):
+            return answer
+        if answer.code == ResponseCode.PULL_OFFSET_MOVED:
+            return wait(_try_master(answer, {"nextBeginOffset": str(offset)}))
+        if answer.code == ResponseCode.PULL_NOT_FOUND and self._role.master_online:
+            return _try_master(answer, {})
+        return answer
+
+
+def _try_master(reply: Reply, changed: dict[str, str]) -> Reply:
+    """Tell a consumer to pull again, from the master if it can."""
+    fields = {**(reply.ext or {}), "suggestWhichBrokerId": str(MASTER_ID), **changed}
+    return replace(reply, code=ResponseCode.PULL_RETRY_IMMEDIATELY, ext=fields)
