@@ -6,15 +6,23 @@ the thread pool. If there are none and the client allows it, the request is susp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from penstock.broker.context import BrokerContext
-from penstock.broker.filter.filtered_read import FilteredReader, RecordFilter
-from penstock.broker.filter.filters import TAG, Filter
-from penstock.broker.filter.retry_filter import with_owner
-from penstock.errors import BadFilter, NoPermission, PenstockError, Refused, TopicNotExist
+from penstock.broker.filter.filtered_read import FilteredReader
+from penstock.broker.pull_subscription import (
+    FORBIDDEN_BROKER,
+    FORBIDDEN_GROUP,
+    FORBIDDEN_TOPIC,
+    PullForbidden,
+    PullSubscriptions,
+    SubscriptionError,
+    Wanted,
+    reader_for,
+)
+from penstock.broker.pull_suggestion import PullSuggestion
+from penstock.errors import NoPermission, TopicNotExist
 from penstock.rpc.answers import Answer, InThread, Reply, Suspend
 from penstock.rpc.router import InPlaceRow
 from penstock.store import get
@@ -22,11 +30,10 @@ from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import Reader
 from penstock.store.store import GetResult
 from penstock.wire import layout, octets
-from penstock.wire.bodies.client_bodies import SubscriptionData
 from penstock.wire.codes import (
+    MASTER_ID,
     PERM_READ,
     PULL_COMMIT_OFFSET,
-    PULL_SUBSCRIPTION,
     PULL_SUSPEND,
     RequestCode,
     ResponseCode,
@@ -34,7 +41,6 @@ from penstock.wire.codes import (
 from penstock.wire.frame import Request
 from penstock.wire.octets import Bytes
 from penstock.wire.output import Output
-from penstock.wire.record import java_hash
 
 SUSPEND_MS_MAX = 60_000
 """Longest time that a pull is suspended; RocketMQ's clients give up after 30 s."""
@@ -51,42 +57,8 @@ _CODES = {
     get.NO_MATCHED_LOGIC_QUEUE: ResponseCode.PULL_NOT_FOUND,
 }
 
-# `forbiddenType` of a refused pull.
-_FORBIDDEN_BROKER, _FORBIDDEN_GROUP, _FORBIDDEN_TOPIC = 1, 2, 3
-_FORBIDDEN_BROADCAST, _FORBIDDEN_SUBSCRIPTION = 4, 5
-
-
-class PullForbidden(NoPermission):
-    """A pull that is not allowed; `kind` is the `forbiddenType` in the response."""
-
-    def __init__(self, message: str, kind: int, hint: str) -> None:
-        super().__init__(message, hint=hint)
-        self.kind = kind
-
-
-class SubscriptionError(PenstockError):
-    """A subscription that is unknown, out of date or not valid."""
-
-    hint = "send a heartbeat with the subscription first"
-
-    def __init__(self, code: int, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.wire_code = code
-
-
-class Wanted(NamedTuple):
-    """Which messages are wanted: those with tags of these hash codes that match the filter."""
-
-    tag_hashes: Sequence[int] = ()
-    filter: RecordFilter | None = None
-
-    def for_group(self, topic: str, group: str) -> Wanted:
-        """What a group that reads this topic wants of it: in a retry topic, only its messages."""
-        own = with_owner(self.filter, topic, group)
-        return self if own is self.filter else self._replace(filter=own)
-
-
-ALL = Wanted()
+_EXAMINED = frozenset((get.NO_MATCHED_MESSAGE, get.MESSAGE_WAS_REMOVING))
+"""Queue entries were read, and none of them has a message to deliver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +80,8 @@ class PullHandler:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
         self._store = context.store
+        self._subscriptions = PullSubscriptions(context)
+        self._suggestion = PullSuggestion(context)
         self._reader: Reader | FilteredReader = context.store.reader  # of the last `_find`
 
     def rows(self) -> list[InPlaceRow]:
@@ -143,7 +117,7 @@ class PullHandler:
         topic = request.text(b"topic") or ""
         flags = request.i32(b"sysFlag")
         queue = self._allowed(group, topic, request.i32(b"queueId"), client, now_ms)
-        wanted = self._requested_filter(request, group, topic, flags)
+        wanted = self._subscriptions.wanted(request, group, topic, flags)
         if flags & PULL_COMMIT_OFFSET:
             offset = request.i64(b"commitOffset")
             context.offsets.commit(group, topic, queue.queue_id, offset, now_ms)
@@ -178,7 +152,7 @@ class PullHandler:
         if not config.permission & PERM_READ:
             raise PullForbidden(
                 f"the broker {config.name} is not readable",
-                _FORBIDDEN_BROKER,
+                FORBIDDEN_BROKER,
                 "its permission (brokerPermission) does not allow reading",
             )
         known = context.groups.find(group, now_ms, client)
@@ -200,7 +174,7 @@ class PullHandler:
     def _refuse_group(self, group: str) -> NoReturn:
         raise PullForbidden(
             f"the group {group} may not consume",
-            _FORBIDDEN_GROUP,
+            FORBIDDEN_GROUP,
             "enable it with mqadmin updateSubGroup -s true",
         )
 
@@ -208,73 +182,7 @@ class PullHandler:
         try:
             return self._context.topics.readable_queue(topic, queue_id)
         except NoPermission as error:
-            raise PullForbidden(error.message, _FORBIDDEN_TOPIC, error.hint) from None
-
-    def _requested_filter(self, request: Request, group: str, topic: str, flags: int) -> Wanted:
-        if flags & PULL_SUBSCRIPTION:
-            kind = request.text(b"expressionType") or TAG
-            expression = request.text(b"subscription") or ""
-            if kind == TAG:
-                return Wanted(tag_hashes_of(expression))
-            code = ResponseCode.SUBSCRIPTION_PARSE_FAILED
-            return Wanted(filter=self._filter(kind, expression, code))
-        subscription = self._subscription(request, group, topic)
-        if subscription.class_filter_mode:
-            return ALL
-        kind = subscription.expression_type or TAG
-        if kind != TAG:
-            code = ResponseCode.FILTER_DATA_NOT_EXIST
-            return Wanted(filter=self._filter(kind, subscription.sub_string or "", code))
-        if subscription.sub_string == "*":
-            return ALL
-        # One more than the maximum is enough: the broker then does not filter.
-        return Wanted(sorted(subscription.code_set)[: get.TAG_HASHES_MAX + 1])
-
-    def _filter(self, kind: str, expression: str, invalid_code: int) -> Filter:
-        """The compiled filter; an invalid one is refused with `invalid_code`."""
-        context = self._context
-        try:
-            context.filters.check_kind(kind, context.settings.current.broker.property_filter)
-            return context.filters.get(expression)
-        except Refused as error:
-            code = invalid_code if isinstance(error, BadFilter) else error.code
-            raise SubscriptionError(code, error.message, hint=error.hint) from None
-
-    def _subscription(self, request: Request, group: str, topic: str) -> SubscriptionData:
-        context = self._context
-        members = context.clients.consumer_group(group)
-        if members is None:
-            raise SubscriptionError(
-                ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                f"no consumer of the group {group} is connected here",
-            )
-        config = context.groups.get(group)
-        broadcast = members.message_model == "BROADCASTING"
-        if config is not None and broadcast and not config.consume_broadcast_enable:
-            raise PullForbidden(
-                f"the group {group} may not use broadcasting",
-                _FORBIDDEN_BROADCAST,
-                "enable it with mqadmin updateSubGroup -d true",
-            )
-        if not context.groups.may_read(group, topic):
-            raise PullForbidden(
-                f"the group {group} may not read the topic {topic}",
-                _FORBIDDEN_SUBSCRIPTION,
-                "an administrator has forbidden it; mqadmin can allow it again",
-            )
-        subscription = context.clients.subscription(group, topic)
-        if subscription is None:
-            raise SubscriptionError(
-                ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                f"the group {group} does not subscribe to the topic {topic}: all its consumers "
-                "must subscribe to the same topics",
-            )
-        if subscription.sub_version < request.i64_or(b"subVersion", 0):
-            raise SubscriptionError(
-                ResponseCode.SUBSCRIPTION_NOT_LATEST,
-                f"the newest subscription of the group {group} to {topic} has not arrived yet",
-            )
-        return subscription
+            raise PullForbidden(error.message, FORBIDDEN_TOPIC, error.hint) from None
 
     # --- responding
 
@@ -289,10 +197,26 @@ class PullHandler:
 
         So must damaged ones, which are left out: the length of the body is written before it.
         """
+        reader, suggestion = self._reader, self._suggestion
+        before, total = output.length, reader.total
+        enabled = suggestion.enabled
+        usual = suggestion.usual(pull.group) if enabled else MASTER_ID
+        if not self._write_with(usual, request, output):
+            return False
+        if enabled:
+            suggested = suggestion.for_record(pull.group, output.view, output.length - total)
+            if suggested != usual:  # write it again: the header comes before the messages
+                output.length = before
+                if not self._write_with(suggested, request, output):
+                    return False
+        self._count(pull, reader.count, total, output.view, output.length - total)
+        return True
+
+    def _write_with(self, suggested: int, request: Request, output: Output) -> bool:
         reader = self._reader
         before, total = output.length, reader.total
         output.begin(request.encoding, ResponseCode.SUCCESS, request.opaque)
-        output.field_plain(b"suggestWhichBrokerId", b"0")
+        output.field_number(b"suggestWhichBrokerId", suggested)
         output.field_number(b"nextBeginOffset", reader.next_offset)
         output.field_number(b"minOffset", reader.min_offset)
         output.field_number(b"maxOffset", reader.max_offset)
@@ -300,7 +224,6 @@ class PullHandler:
         if not reader.copy_to(output) or reader.total != total:
             output.length = before
             return False
-        self._count(pull, reader.count, total, output.view, output.length - total)
         return True
 
     def _without_messages(self, pull: Pull, status: int, deadline_ms: int) -> Answer:
@@ -388,14 +311,26 @@ class PullHandler:
             code = ResponseCode.PULL_OFFSET_MOVED
         if found.status == get.FOUND:
             self._count(pull, found.count, len(found.data), found.data, 0)
-        ext = _offsets(found.next_offset, found.min_offset, found.max_offset)
+        suggested = self._suggested(pull, found)
+        ext = _offsets(found.next_offset, found.min_offset, found.max_offset, suggested)
         data = found.data if code == ResponseCode.SUCCESS else b""
         return Reply(code, ext, data, get.STATUS_NAMES[found.status])
+
+    def _suggested(self, pull: Pull, found: GetResult) -> int:
+        suggestion = self._suggestion
+        if not suggestion.enabled:
+            return MASTER_ID
+        if found.status == get.FOUND:
+            return suggestion.for_record(pull.group, found.data, 0)
+        if found.status in _EXAMINED and found.next_offset > pull.offset:
+            return suggestion.for_entry(pull.group, pull.queue, found.next_offset - 1)
+        return suggestion.usual(pull.group)
 
     def _reset(self, pull: Pull, offset: int) -> Reply:
         queue = pull.queue
         high = queue.visible_max(self._store.confirm_offset)
-        ext = _offsets(offset, queue.min_offset, high)
+        usual = self._suggestion.usual(pull.group) if self._suggestion.enabled else MASTER_ID
+        ext = _offsets(offset, queue.min_offset, high, usual)
         return Reply(ResponseCode.PULL_OFFSET_MOVED, ext, remark="OFFSET_RESET")
 
     def _count(self, pull: Pull, count: int, size: int, data: Bytes, at: int) -> None:
@@ -406,38 +341,14 @@ class PullHandler:
         self._context.stats.got(pull.group, pull.topic, count, size, behind_ms)
 
 
-def reader_for(reader: Reader, wanted: Wanted) -> Reader | FilteredReader:
-    """A reader that finds only wanted messages."""
-    # Clients check the tags too, so with too many tags the broker need not filter.
-    reader.set_tag_hashes(wanted.tag_hashes if len(wanted.tag_hashes) <= get.TAG_HASHES_MAX else ())
-    return reader if wanted.filter is None else FilteredReader(reader, wanted.filter)
-
-
-def tag_hashes_of(expression: str) -> Sequence[int]:
-    """Hash codes of the tags of an expression such as `a || b`; empty for all messages."""
-    if expression.strip() in ("", "*"):
-        return ()
-    if expression.count("||") >= get.TAG_HASHES_MAX:
-        return ()  # too many to filter here; clients check the tags too
-    tags = [tag.strip() for tag in expression.split("||")]
-    tag_hashes = {java_hash(tag) for tag in tags if tag}
-    if not tag_hashes:
-        raise SubscriptionError(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-            f"{expression[:80]!r} contains no tag",
-            hint='separate tags by "||", or use "*" for all messages',
-        )
-    return sorted(tag_hashes)
-
-
 def _forbidden(error: PullForbidden) -> Reply:
     ext = {**_no_offsets(), "forbiddenType": str(error.kind)}
     return Reply(error.code, ext, remark=error.remark())
 
 
-def _offsets(next_offset: int, low: int, high: int) -> dict[str, str]:
+def _offsets(next_offset: int, low: int, high: int, suggested: int) -> dict[str, str]:
     return {
-        "suggestWhichBrokerId": "0",
+        "suggestWhichBrokerId": str(suggested),
         "nextBeginOffset": str(next_offset),
         "minOffset": str(low),
         "maxOffset": str(high),
@@ -446,4 +357,4 @@ def _offsets(next_offset: int, low: int, high: int) -> dict[str, str]:
 
 def _no_offsets() -> dict[str, str]:
     """Java clients require these fields with every code."""
-    return _offsets(0, 0, 0)
+    return _offsets(0, 0, 0, MASTER_ID)

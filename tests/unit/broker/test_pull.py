@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.broker import pull
+from penstock.broker import pull, pull_subscription
 from penstock.broker.long_polling import WAKES_MAX
-from penstock.broker.pull import tag_hashes_of
+from penstock.broker.pull_subscription import tag_hashes_of
 from penstock.config import BrokerConfig, Settings
 from penstock.errors import ReadFailed
 from penstock.rpc.answers import Answer, InThread, RegisterTopics, Reply, Suspend
@@ -294,7 +294,8 @@ def test_hashes_of_an_expression() -> None:
 
 def test_very_many_tags_are_left_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(tag_hashes_of("||".join(str(n) for n in range(TAG_HASHES_MAX)))) == TAG_HASHES_MAX
-    monkeypatch.setattr(pull, "java_hash", None)  # not even computed: a megabyte would take long
+    # Not even computed: a megabyte would take long.
+    monkeypatch.setattr(pull_subscription, "java_hash", None)
     assert tag_hashes_of("||".join(str(n) for n in range(TAG_HASHES_MAX + 1))) == ()
 
 
