@@ -197,6 +197,18 @@ class ReplicationError(PenstockError):
     )
 
 
+class LogsDiffer(ReplicationError):
+    """The end of a slave's log was written by a master that has been replaced.
+
+    The slave truncates its log at `offset`, saves what it removes in `truncated/`, and follows the
+    new master.
+    """
+
+    def __init__(self, message: str, *, offset: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.offset = offset
+
+
 # --- refused requests ----------------------------------------------------------------------------
 
 
