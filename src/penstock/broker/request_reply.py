@@ -171,7 +171,7 @@ class Replies:
             return Reply(ext=ext)
         # The same response after a timeout: the requester has its reply, flushed or not.
         data = response(0, command.opaque, command.encoding, ext=ext)
-        return EncodedReply(data, data, self._context.store.log.end)
+        return EncodedReply(data, data, data, self._context.store.log.end)
 
     def _store(self, header: Command, command: Command, queue: ConsumeQueue) -> bool:
         record, context = self._record, self._context

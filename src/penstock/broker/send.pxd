@@ -10,6 +10,7 @@ from penstock.wire.record cimport PropertyMarks, Record
 cdef int _SEND_MESSAGE
 cdef int _SUCCESS
 cdef int _FLUSH_DISK_TIMEOUT
+cdef int _FLUSH_SLAVE_TIMEOUT
 cdef int _PUT_OK
 cdef int _ONEWAY
 cdef int _PREPARED
@@ -27,19 +28,21 @@ cdef class SendHandler:
     cdef readonly bytes extra_properties
     cdef readonly bytes trace_on
     cdef readonly bint sync_flush
-    cdef readonly Output flush_pending
+    cdef readonly Output pending
     cdef readonly Output flush_timeout
+    cdef readonly Output slave_timeout
     cdef readonly bint created
     cdef str _created_topic
     cdef readonly Output creation_reply
     cdef readonly Output creation_timeout
+    cdef readonly Output creation_unreplicated
     cdef readonly long long creations
     cdef readonly long long sent
     cdef readonly long long refused
     cdef unsigned char[::1] _buffer
     cdef bint _rewritten
     cdef int _queue_id
-    cdef bint _wait_for_flush
+    cdef bint _waits
     cdef bytes _recall_handle
 
     cpdef int bind(self, unsigned char[::1] buffer, bytes born_host) except -1

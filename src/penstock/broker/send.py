@@ -4,8 +4,9 @@ The hot path creates no Python object per message: fields are read in place, the
 from the connection's buffer into the log, the response is written into the connection's output.
 The first send to a queue after its topic has changed asks `topics` whether the queue is writable.
 
-Under sync flush a response is sent when the message is flushed. Until then it is in
-`flush_pending`; the response for the case that the flush takes too long is in `flush_timeout`.
+Under sync flush a response is sent when the message is flushed, with synchronous replication when
+enough slaves have it. Until then it is in `pending`; the responses for the cases that the flush or
+the slaves take too long are in `flush_timeout` and `slave_timeout`.
 """
 
 from typing import Protocol
@@ -45,6 +46,7 @@ _SEND_MESSAGE = SEND_MESSAGE
 
 _SUCCESS = 0
 _FLUSH_DISK_TIMEOUT = 10
+_FLUSH_SLAVE_TIMEOUT = 12
 _PUT_OK = PUT_OK
 _ONEWAY = 2
 _PREPARED = 0x04
@@ -135,15 +137,17 @@ class SendHandler:
         self.trace_on: bytes = b"true"
         # Whether responses wait for the flush. Fixed.
         self.sync_flush: bool = writer.flusher.group_commit
-        # Responses of this read that wait for the flush; the server takes both after the read.
-        self.flush_pending: Output = Output(1024)
+        # Responses of this read that wait; the server takes all three after the read.
+        self.pending: Output = Output(1024)
         self.flush_timeout: Output = Output(1024)
+        self.slave_timeout: Output = Output(1024)
         # Whether the current request created its topic, and which.
         self.created: bool = False
         self._created_topic: str = ""
-        # Its two responses; taken before the next request.
+        # Its responses; taken before the next request.
         self.creation_reply: Output = Output(1024)
         self.creation_timeout: Output = Output(1024)
+        self.creation_unreplicated: Output = Output(1024)
         # Counters since the start.
         self.creations: int = 0
         self.sent: int = 0
@@ -151,10 +155,10 @@ class SendHandler:
         # The connection's buffer, valid until the next `bind`.
         self._buffer: memoryview = memoryview(bytearray(1))
         # Of the current request: its record refers to a copy and not to the buffer; the queue that
-        # the response names; whether its response waits for the flush; the handle in its response.
+        # the response names; whether its response waits; the handle in its response.
         self._rewritten: bool = False
         self._queue_id: int = 0
-        self._wait_for_flush: bool = True
+        self._waits: bool = True
         self._recall_handle: bytes = b""
 
     def rows(self) -> list[InPlaceRow]:
@@ -221,13 +225,16 @@ class SendHandler:
         if status == _PUT_OK:
             self.sent += 1
             if request.flag & _ONEWAY == 0:
-                self._wait_for_flush = batch or record.marks.wait
+                self._waits = batch or record.marks.wait
                 if self.created:
                     self._answer(request, self.creation_reply, _SUCCESS, batch)
                     self._answer(request, self.creation_timeout, _FLUSH_DISK_TIMEOUT, batch)
-                elif self.sync_flush and self._wait_for_flush:
-                    self._answer(request, self.flush_pending, _SUCCESS, batch)
+                    self._answer(request, self.creation_unreplicated, _FLUSH_SLAVE_TIMEOUT, batch)
+                elif self._waits and (self.sync_flush or self.writer.replicated):
+                    self._answer(request, self.pending, _SUCCESS, batch)
                     self._answer(request, self.flush_timeout, _FLUSH_DISK_TIMEOUT, batch)
+                    if self.writer.replicated:
+                        self._answer(request, self.slave_timeout, _FLUSH_SLAVE_TIMEOUT, batch)
                 else:
                     self._answer(request, output, _SUCCESS, batch)
             if self._rewritten:
@@ -344,8 +351,13 @@ class SendHandler:
         return queue
 
     def _creation_answer(self, now_ms: int) -> Answer:
-        offset = self.writer.log.end if self.sync_flush and self._wait_for_flush else 0
-        reply = EncodedReply(self.creation_reply.take(), self.creation_timeout.take(), offset)
+        waits = self._waits and (self.sync_flush or self.writer.replicated)
+        reply = EncodedReply(
+            self.creation_reply.take(),
+            self.creation_timeout.take(),
+            self.creation_unreplicated.take(),
+            self.writer.log.end if waits else 0,
+        )
         return self.topics.reply_when_registered(self._created_topic, reply, now_ms)
 
     def _topic_name(self) -> str:

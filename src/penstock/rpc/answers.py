@@ -121,13 +121,14 @@ class QueryRoute:
 
 @dataclass(frozen=True, slots=True)
 class EncodedReply:
-    """A response in bytes, sent when the log is flushed up to `offset`.
+    """A response in bytes, sent when the log up to `offset` may be acknowledged.
 
-    `late` is sent instead if the flush takes too long.
+    `late` is sent instead if the flush takes too long, `unreplicated` if the slaves do.
     """
 
     data: bytes
     late: bytes = b""
+    unreplicated: bytes = b""
     offset: int = 0
 
 
@@ -149,20 +150,27 @@ def reply_when_flushed(
 ) -> Answer:
     """A reply without a body to a request whose effect is in the log, up to the log's end now.
 
-    Under sync flush it is sent when the log is flushed. `done` tells the client what has been
-    done if the flush takes too long.
+    It is sent when the log may be acknowledged. `done` tells the client what has been done if the
+    flush or the slaves take too long.
     """
-    if command.oneway or not store.flusher.group_commit:
+    if command.oneway or not store.sends_wait:
         return reply
-    late = response(
-        ResponseCode.FLUSH_DISK_TIMEOUT,
-        command.opaque,
-        command.encoding,
-        ext=reply.ext,
-        remark=f"{done}, but not flushed to disk within flush_timeout_ms",
+
+    def encode(code: int, remark: str | None) -> bytes:
+        return response(code, command.opaque, command.encoding, ext=reply.ext, remark=remark)
+
+    return EncodedReply(
+        encode(0, reply.remark),
+        encode(
+            ResponseCode.FLUSH_DISK_TIMEOUT,
+            f"{done}, but not flushed to disk within flush_timeout_ms",
+        ),
+        encode(
+            ResponseCode.FLUSH_SLAVE_TIMEOUT,
+            f"{done}, but not replicated within slave_timeout_ms",
+        ),
+        store.log.end,
     )
-    data = response(0, command.opaque, command.encoding, ext=reply.ext, remark=reply.remark)
-    return EncodedReply(data, late, store.log.end)
 
 
 @dataclass(frozen=True, slots=True)

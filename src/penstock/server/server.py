@@ -46,7 +46,7 @@ SLOW_READ_MS = 20
 
 @dataclass(slots=True)
 class _FlushWait:
-    """Responses that are sent when the log is flushed up to `offset`."""
+    """Responses that are sent when the log up to `offset` may be acknowledged."""
 
     offset: int
     deadline_ms: int
@@ -208,10 +208,13 @@ class Server:
         if request_loop.output.length:
             connection.write(request_loop.output.take())
         send = request_loop.send
-        if send is not None and send.flush_pending.length:
+        if send is not None and send.pending.length:
             assert self._store is not None
             reply = EncodedReply(
-                send.flush_pending.take(), send.flush_timeout.take(), self._store.log.end
+                send.pending.take(),
+                send.flush_timeout.take(),
+                send.slave_timeout.take(),
+                self._store.log.end,
             )
             self.send_flushed(connection, reply)
         if request_loop.deferred:
@@ -259,11 +262,15 @@ class Server:
             call(*arguments)
 
     def send_flushed(self, connection: ResponseConnection, reply: EncodedReply) -> None:
-        """Send a response when the log is flushed up to its offset."""
-        if self._store is None or reply.offset <= self._store.flusher.flushed():
+        """Send a response when the log up to its offset may be acknowledged."""
+        if self._store is None or reply.offset <= self._store.acknowledged():
             connection.write(reply.data)
             return
-        deadline_ms = self.now_ms() + self._settings.current.broker.flush_timeout_ms
+        settings = self._settings.current
+        wait_ms = settings.broker.flush_timeout_ms
+        if self._store.writer.replicated:
+            wait_ms = min(wait_ms, settings.replication.slave_timeout_ms)
+        deadline_ms = self.now_ms() + wait_ms
         self.memory.used += len(reply.data)
         self._flush_waits.append(_FlushWait(reply.offset, deadline_ms, connection, reply))
 
@@ -327,16 +334,25 @@ class Server:
             self._send_flushed_responses()
         while self._flush_waits and self._flush_waits[0].deadline_ms <= now_ms:
             wait = self._take_flush_wait()
-            wait.connection.write(wait.reply.late)
+            wait.connection.write(self._late_response(wait))
 
     def _send_flushed_responses(self) -> None:
-        """Send the responses whose messages are flushed; after a failed flush, all as late."""
+        """Send the responses whose messages are safe; after a failed flush, all as late."""
         assert self._store is not None
-        flushed = self._store.flusher.flushed()
+        safe = self._store.acknowledged()
         failed = self._store.flusher.failed()
-        while self._flush_waits and (failed or self._flush_waits[0].offset <= flushed):
+        while self._flush_waits and (failed or self._flush_waits[0].offset <= safe):
             wait = self._take_flush_wait()
-            wait.connection.write(wait.reply.late if wait.offset > flushed else wait.reply.data)
+            late = wait.offset > safe
+            wait.connection.write(self._late_response(wait) if late else wait.reply.data)
+
+    def _late_response(self, wait: _FlushWait) -> bytes:
+        """The response to a message that is not safe in time: the flush or the slaves are late."""
+        assert self._store is not None
+        flusher = self._store.flusher
+        if flusher.group_commit and wait.offset > flusher.flushed():
+            return wait.reply.late
+        return wait.reply.unreplicated or wait.reply.late
 
     def _take_flush_wait(self) -> _FlushWait:
         wait = self._flush_waits.popleft()

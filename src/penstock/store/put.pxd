@@ -36,6 +36,8 @@ cdef class StoreWriter:
     cdef public long long unplaced
     cdef public object damage
     cdef public long long confirm_limit
+    cdef public bint replicated
+    cdef public long long replicated_to
     cdef public long long store_ms
     cdef public long long plausible_to_ms
     cdef readonly long long puts

@@ -90,6 +90,9 @@ class StoreWriter:
         self.damage: ReplayDamage = ReplayDamage(Report(), 0)
         # Readers see nothing beyond this log offset, because a replica does not have it yet.
         self.confirm_limit: int = OFFSET_MAX
+        # Whether sends wait for replicas, and up to which log offset enough of them have the log.
+        self.replicated: bool = False
+        self.replicated_to: int = 0
         # Store time of the newest record; never goes back.
         self.store_ms: int = 0
         # Replay: a later store time is taken for damage, because a record's head has no checksum.

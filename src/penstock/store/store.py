@@ -400,6 +400,16 @@ class MessageStore:
         return sum(stat.st_blocks * STAT_BLOCK_BYTES for stat in found if stat is not None)
 
     @property
+    def sends_wait(self) -> bool:
+        """Whether a message is acknowledged only when it is flushed or replicated."""
+        return self.flusher.group_commit or self.writer.replicated
+
+    def acknowledged(self) -> int:
+        """Messages up to this log offset may be acknowledged: they are as safe as promised."""
+        offset = self.flusher.flushed() if self.flusher.group_commit else self.log.end
+        return min(offset, self.writer.replicated_to) if self.writer.replicated else offset
+
+    @property
     def confirm_offset(self) -> int:
         """Readers see the log up to here."""
         return self.writer.confirm_offset

@@ -425,7 +425,7 @@ def test_under_sync_flush_responses_wait_separately(tmp_path: Path) -> None:
         + encode(9999, opaque=3)
     )
     assert [a.opaque for a in peer.answers()] == [2, 3]
-    for output, code in ((peer.send.flush_pending, 0), (peer.send.flush_timeout, 10)):
+    for output, code in ((peer.send.pending, 0), (peer.send.flush_timeout, 10)):
         answer = Request()
         data = output.take()
         answer.bind(memoryview(bytearray(data)))
@@ -470,7 +470,7 @@ def test_a_send_that_creates_its_topic_has_a_deferred_response(tmp_path: Path, s
         assert request.read(0, len(data)) == len(data)
         assert (request.opaque, request.code) == (1, code)
     assert len(peer.answers()) == (0 if sync else 1)
-    assert (peer.send.flush_pending.length > 0) == sync
+    assert (peer.send.pending.length > 0) == sync
     stores.end()
 
 

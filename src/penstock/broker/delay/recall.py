@@ -148,7 +148,7 @@ class Recall:
         if not store.flusher.group_commit or command.oneway:
             return Reply(ext=ext)
         data = response(0, command.opaque, command.encoding, ext=ext)
-        return EncodedReply(data, data, store.log.end)
+        return EncodedReply(data, data, data, store.log.end)
 
 
 def _host(text: str) -> bytes:

@@ -586,5 +586,5 @@ def test_under_sync_flush_the_response_waits(tmp_path: Path) -> None:
         env.request_loop.bind(memoryview(bytearray(frame)), BORN)
         env.request_loop.serve(0, len(frame), env.now_ms)
         assert env.request_loop.output.length == 0
-        assert read_reply(env.broker.send.flush_pending.take()).code == 0
+        assert read_reply(env.broker.send.pending.take()).code == 0
         assert read_reply(env.broker.send.flush_timeout.take()).code == 10
