@@ -81,6 +81,14 @@ class EpochHistory:
         """Drop the epochs that begin at or after the offset, where the log was truncated."""
         self.epochs = tuple(epoch for epoch in self.epochs if epoch.begin < offset)
 
+    def cut_after(self, log_end: int) -> None:
+        """Drop the epochs that begin after the end of the log, which has lost or never had them.
+
+        A new master does this before it begins its own epoch. One that begins exactly there is
+        kept: it may be that of a master that has written nothing yet.
+        """
+        self.epochs = tuple(epoch for epoch in self.epochs if epoch.begin <= log_end)
+
     def cut_before(self, log_begin: int) -> None:
         """Drop the epochs that end before the first offset of the log, which retention moved.
 

@@ -106,14 +106,13 @@ class MasterSession(ABC):
         assert self.replica is not None
         if self.position < 0:
             self.position = self._first_position(offset)
-            if offset == FIRST_BYTE:
-                return
-        self.joined |= self.replicas.acknowledge(self.replica, offset, self.log.end, now_ms)
+        has = 0 if offset == FIRST_BYTE else offset  # no record ends there
+        self.joined |= self.replicas.acknowledge(self.replica, has, self.log.end, now_ms)
 
     def _first_position(self, offset: int) -> int:
         log = self.log
-        if offset == FIRST_BYTE and log.begin == 0:
-            return offset
+        if offset == FIRST_BYTE:
+            return offset if log.begin == 0 else log.begin
         if offset > log.end:
             raise ReplicationError(
                 f"slave {self.peer} has the log up to offset {offset}, the master only up to "
@@ -159,11 +158,19 @@ class MasterSession(ABC):
 
     def taken_late(self) -> None:
         """The connection had to wait before it could take the last frame."""
-        self._frame_bytes = max(self._frame_bytes // 2, FRAME_BYTES_LEAST)
+        least = min(FRAME_BYTES_LEAST, self.options.frame_bytes_max)
+        self._frame_bytes = max(self._frame_bytes // 2, least)
 
     def due(self) -> int:
-        """When `next_frame` has a heartbeat or `check_idle` an error, at the earliest."""
-        return min(self._sent_ms + self.options.report_ms, self._heard_ms + self.options.idle_ms)
+        """When `next_frame` has a heartbeat or again something within the rate limit, or
+        `check_idle` an error, at the earliest."""
+        idle_ms = self._heard_ms + self.options.idle_ms
+        if self.position < 0:
+            return idle_ms
+        due = min(self._sent_ms + self.options.report_ms, idle_ms)
+        if self.options.rate_bytes_max and self.position < self.log.end:
+            due = min(due, self._refilled_ms())
+        return due
 
     def check_idle(self, now_ms: int) -> None:
         """Raise ReplicationError if the slave has been silent for too long."""
@@ -176,15 +183,24 @@ class MasterSession(ABC):
             self.replicas.disconnect(self.replica)
 
     def _allowance(self, now_ms: int) -> int:
-        """How many bytes may be sent now."""
+        """How many bytes may be sent now: nothing, or at least a frame of the smallest size."""
         rate = self.options.rate_bytes_max
         if not rate:
             return self._frame_bytes
         grown = rate * (now_ms - self._budget_ms) // 1000
         if grown > 0:
             self._budget = min(self._budget + grown, rate)
-            self._budget_ms = now_ms
-        return self._budget
+            self._budget_ms += -(-1000 * grown // rate)
+        return self._budget if self._budget >= self._least_allowance() else 0
+
+    def _least_allowance(self) -> int:
+        rest = self.log.end - self.position
+        return min(FRAME_BYTES_LEAST, self.options.rate_bytes_max, rest)
+
+    def _refilled_ms(self) -> int:
+        """When the rate limit allows the next frame."""
+        lacks = max(self._least_allowance() - self._budget, 0)
+        return self._budget_ms - (-1000 * lacks // self.options.rate_bytes_max)
 
     def _within_epoch(self, begin: int, length: int) -> int:
         return length
@@ -198,12 +214,18 @@ class StaticMasterSession(MasterSession):
 
     def _read_reports(self, now_ms: int) -> bytes:
         if self.replica is None:
-            self.replica = self.replicas.connect(self.peer, now_ms)
+            self.replica = self.replicas.connect(self._name(), now_ms)
         offset, consumed = newest_report(memoryview(self._received), len(self._received))
         del self._received[:consumed]
         if offset is not None:
             self._reported(offset, now_ms)
         return b""
+
+    def _name(self) -> str:
+        """The slave does not say who it is: one that comes back has the host of a lost one."""
+        host = self.peer.rpartition(":")[0]
+        lost = (replica.name for replica in self.replicas.slaves.values() if not replica.connected)
+        return next((name for name in lost if name.rpartition(":")[0] == host), self.peer)
 
     def _header(self, offset: int, length: int) -> bytes:
         return encode_header(offset, length)
@@ -248,9 +270,12 @@ class EpochMasterSession(MasterSession):
         return not self.handshake.from_last_file
 
     def _within_epoch(self, begin: int, length: int) -> int:
-        index = self.log.history.index_at(begin)
-        end = self.log.end if index is None else self.log.history.end_of(index, self.log.end)
-        return min(length, end - begin) if end > begin else length
+        history = self.log.history
+        index = history.index_at(begin)
+        following = 0 if index is None else index + 1  # the log may be older than its first epoch
+        if following < len(history):
+            length = min(length, history.epochs[following].begin - begin)
+        return length
 
     def _header(self, offset: int, length: int) -> bytes:
         history = self.log.history

@@ -3,20 +3,43 @@
 The in-sync set are the master and the slaves that have caught up with it within `lag_ms_max`. Here
 the master alone decides who belongs to it.
 
-* A slave joins when it has acknowledged everything that readers may see.
+* A slave joins when it has acknowledged everything that readers may see, and everything that was in
+  the log when this broker became master: readers of the former master may have seen that. As long
+  as a slave follows closely, readers wait for it as for a member: while messages arrive all the
+  time, it could not join otherwise.
 * It leaves when it has not caught up for `lag_ms_max`, also if it is disconnected. A lost
   connection alone changes nothing: otherwise a send that waits for all members would be
   acknowledged because a member has gone (RocketMQ 5.4 and 5.5 do that).
+* It leaves at once when it comes back with less than it had acknowledged: it has lost its log.
 
-A send is acknowledged when `copies` replicas have the message, the master included, and with
-`all_in_sync` also each member of the set. Readers of a sync_master see what each member has.
+A send is acknowledged when `copies` replicas have the message, the master included, and never with
+fewer than `in_sync_least`; with `all_in_sync` each member of the set must have it too. Readers of a
+sync_master see what each member has; with fewer members than `in_sync_least` they see nothing new.
+
+What this promises, with sync, two or more copies and sync flush on all replicas: an acknowledged
+message survives a failure of any one machine, also if its disk is lost.
+
+* The slave to promote is the member of the set with the highest (last epoch, end of the log); with
+  `all_in_sync` it may be any member.
+* The next failure may come when each acknowledged message has `copies` copies again.
+* The old master must have stopped, or be cut off from all slaves: it goes on acknowledging with
+  those that it reaches and that have not heard of the new epoch.
+* What readers saw is kept only if `in_sync_least` is 2 or more. A master that is alone shows
+  messages otherwise that no other replica has.
+* In one epoch one master writes one log. A master that may have lost the end of its log, because
+  slaves get what it has not flushed yet, must begin a new epoch when it starts again. Its number
+  must be below that of any later promotion. The static protocol has no epochs: there, only flushed
+  bytes may be sent, or differences of the logs may go unnoticed. Nor can it move the role.
 
 Times are of a clock that is never set.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.errors import ReplicationError
+from penstock.replication.frame_limits import I64_MAX
+
+NO_LIMIT: Final = I64_MAX
 
 
 class ReplicaRules(NamedTuple):
@@ -43,12 +66,23 @@ class Replica:
         """Whether it acknowledges what is on its disk, not only what has arrived."""
         self.connected = True
         self.in_sync = False
+        self.follows = False
+        """Whether it has what the master had at the acknowledgement before its last one."""
         self.acknowledged = 0
         """The slave has the log up to here."""
+        self.acknowledged_before = 0
+        """What it had acknowledged when its last connection was lost."""
         self.caught_up_ms = now_ms
         """When it last had all that the master had."""
         self._asked_ms = now_ms
-        self._asked_end = 0  # the master's log end at the last acknowledgement
+        self._asked_end = NO_LIMIT  # the master's log end at the last acknowledgement
+
+    def replace(self, before: "Replica") -> None:
+        """Take the place of an earlier connection."""
+        before.connected = False
+        self.in_sync = before.in_sync and not self.learner
+        self.caught_up_ms = before.caught_up_ms
+        self.acknowledged_before = max(before.acknowledged, before.acknowledged_before)
 
     def note(self, offset: int, log_end: int, now_ms: int) -> None:
         """The slave has acknowledged the log up to an offset."""
@@ -58,9 +92,10 @@ class Replica:
                 f"the master's log ends at {log_end}"
             )
         self.acknowledged = offset
+        self.follows = offset >= min(log_end, self._asked_end)
         if offset >= log_end:
             self.caught_up_ms = now_ms
-        elif offset >= self._asked_end:
+        elif self.follows:
             self.caught_up_ms = max(self.caught_up_ms, self._asked_ms)
         self._asked_ms, self._asked_end = now_ms, log_end
 
@@ -68,10 +103,14 @@ class Replica:
 class Replicas:
     """The slaves of one master, by name."""
 
-    def __init__(self, rules: ReplicaRules) -> None:
+    def __init__(self, rules: ReplicaRules, *, log_end: int = 0, confirmed: int = 0) -> None:
+        """`log_end` is the end of the log when the broker became master or started as one, and
+        `confirmed` what readers could see then, as far as that is known."""
         self.rules = rules
         self.slaves: dict[str, Replica] = {}
-        self._confirmed = 0
+        self._log_end_before = log_end
+        self._confirmed = confirmed
+        self._left: list[Replica] = []
 
     def connect(
         self, name: str, now_ms: int, *, learner: bool = False, acknowledges_flushed: bool = False
@@ -80,9 +119,7 @@ class Replicas:
         replica = Replica(name, now_ms, learner=learner, acknowledges_flushed=acknowledges_flushed)
         before = self.slaves.get(name)
         if before is not None:
-            replica.in_sync = before.in_sync
-            replica.caught_up_ms = before.caught_up_ms
-            before.connected = False
+            replica.replace(before)
         self.slaves[name] = replica
         return replica
 
@@ -94,29 +131,39 @@ class Replicas:
 
     def acknowledge(self, replica: Replica, offset: int, log_end: int, now_ms: int) -> bool:
         """Take an acknowledgement; returns whether the slave has joined the in-sync set."""
+        confirmed = self.confirm_offset(log_end)  # before the slave counts
         replica.note(offset, log_end, now_ms)
-        joins = (
-            not replica.in_sync
-            and not replica.learner
-            and self.slaves.get(replica.name) is replica
-            and offset >= self.confirm_offset(log_end)
-            and log_end - offset <= self.rules.lag_bytes_max
-        )
-        if joins:
-            replica.in_sync = True
-        return joins
+        if self.slaves.get(replica.name) is not replica or replica.learner:
+            return False
+        if replica.in_sync:
+            if offset < replica.acknowledged_before:
+                self._leave(replica)
+            replica.acknowledged_before = 0
+            return False
+        needed = max(confirmed, self._log_end_before) if self.rules.sync else self._log_end_before
+        replica.follows &= log_end - offset <= self.rules.lag_bytes_max
+        replica.in_sync = replica.follows and offset >= needed
+        return replica.in_sync
+
+    def _leave(self, replica: Replica) -> None:
+        replica.in_sync = replica.follows = False
+        self._left.append(replica)
 
     def tick(self, log_end: int, now_ms: int) -> list[Replica]:
-        """Remove slaves that have not caught up for too long; returns those that have left."""
-        left = []
+        """Remove slaves that have not caught up for too long.
+
+        Returns those that have left the in-sync set since the last call.
+        """
         for replica in list(self.slaves.values()):
             if replica.connected and replica.acknowledged >= log_end:
                 replica.caught_up_ms = now_ms
-            elif replica.in_sync and now_ms - replica.caught_up_ms > self.rules.lag_ms_max:
-                replica.in_sync = False
-                left.append(replica)
-                if not replica.connected:
-                    del self.slaves[replica.name]
+            elif now_ms - replica.caught_up_ms > self.rules.lag_ms_max:
+                replica.follows = False
+                if replica.in_sync:
+                    self._leave(replica)
+                    if not replica.connected:
+                        del self.slaves[replica.name]
+        left, self._left = self._left, []
         return left
 
     @property
@@ -133,7 +180,7 @@ class Replicas:
         if not self.rules.sync:
             return log_end
         offset = log_end
-        needed = self.rules.copies - 1
+        needed = max(self.rules.copies, self.rules.in_sync_least) - 1
         if needed > 0:
             slaves = self.slaves.values()
             copies = sorted((s.acknowledged for s in slaves if not s.learner), reverse=True)
@@ -142,10 +189,20 @@ class Replicas:
             offset = min([offset, *(replica.acknowledged for replica in self.in_sync)])
         return offset
 
+    def confirm_limit(self) -> int:
+        """Readers may not see more of the log than this; NO_LIMIT if they may see all of it.
+
+        It may be below what they have seen already.
+        """
+        if not self.rules.sync:
+            return NO_LIMIT
+        if not self.enough():
+            return self._confirmed
+        slaves = self.slaves.values()
+        waits_for = [s.acknowledged for s in slaves if s.in_sync or (s.follows and not s.learner)]
+        return min(waits_for, default=NO_LIMIT)
+
     def confirm_offset(self, log_end: int) -> int:
         """Readers may see the log up to here; never goes back."""
-        offset = log_end
-        if self.rules.sync:
-            offset = min([log_end, *(replica.acknowledged for replica in self.in_sync)])
-        self._confirmed = max(self._confirmed, offset)
+        self._confirmed = max(self._confirmed, min(log_end, self.confirm_limit()))
         return self._confirmed

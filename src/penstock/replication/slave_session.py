@@ -1,7 +1,9 @@
 """The slave's side of one HA connection, without I/O: frames in, reports out.
 
 The slave reports where its log ends as soon as it is connected, after each read, and at least every
-`report_ms`. What it reports is on its disk under sync flush, otherwise it has arrived.
+`report_ms`. What it reports is on its disk under sync flush, otherwise it has arrived. The first
+report says where the master begins and counts as an acknowledgement, so it waits until the whole
+log is flushed.
 
 With epochs, the handshake tells up to where both logs are equal. What the slave has beyond that was
 written by a master that was replaced: `LogsDiffer` asks for a truncation. A master whose last epoch
@@ -19,7 +21,7 @@ from penstock.replication.epoch_frames import (
     encode_slave_handshake,
     read_master_frame,
 )
-from penstock.replication.epochs import EpochHistory
+from penstock.replication.epochs import Epoch, EpochHistory
 from penstock.replication.master_session import FIRST_BYTE
 from penstock.replication.static_frames import encode_report, read_header
 
@@ -71,6 +73,8 @@ class SlaveOptions(NamedTuple):
     broker_id: int = 0
     learner: bool = False
     acknowledges_flushed: bool = False
+    epoch_least: int = UNKNOWN
+    """The last epoch that the slave was told of: an older master is refused."""
 
 
 class SlaveSession(ABC):
@@ -107,6 +111,8 @@ class SlaveSession(ABC):
         offset = self.log.acknowledged
         if not self._may_report():
             return b""
+        if self._reported == UNKNOWN:
+            return self._first_report(now_ms)
         if offset <= self._reported and now_ms - self._reported_ms < self.options.report_ms:
             return b""
         self._reported, self._reported_ms = max(offset, self._reported), now_ms
@@ -114,14 +120,27 @@ class SlaveSession(ABC):
 
     def due(self) -> int:
         """When `report` or `check_idle` has something to do, at the earliest."""
-        return min(
-            self._reported_ms + self.options.report_ms, self._heard_ms + self.options.idle_ms
-        )
+        idle_ms = self._heard_ms + self.options.idle_ms
+        if self._reported == UNKNOWN:
+            return idle_ms
+        return min(self._reported_ms + self.options.report_ms, idle_ms)
 
     def check_idle(self, now_ms: int) -> None:
         """Raise ReplicationError if the master has been silent for too long."""
         if now_ms - self._heard_ms > self.options.idle_ms:
             raise ReplicationError(f"the master was silent for {self.options.idle_ms} ms")
+
+    def _first_report(self, now_ms: int) -> bytes:
+        """The report from which the master begins; nothing before the log is flushed."""
+        log = self.log
+        if log.acknowledged < log.end:
+            return b""
+        self._reported, self._reported_ms = self._first_offset(), now_ms
+        return self._encode_report(self._reported)
+
+    @abstractmethod
+    def _first_offset(self) -> int:
+        """Log offset from which bytes are expected."""
 
     def _read_head(self, data: memoryview) -> memoryview:
         """Take a frame's head from `data`; returns what follows it."""
@@ -178,6 +197,9 @@ class StaticSlaveSession(SlaveSession):
         self._master_begin = master_begin
 
     def start(self, now_ms: int) -> bytes:
+        return self._first_report(now_ms)
+
+    def _first_offset(self) -> int:
         log = self.log
         first = log.end
         if log.begin == log.end and log.end == 0 and self.options.from_first_segment:
@@ -187,8 +209,7 @@ class StaticSlaveSession(SlaveSession):
             else:
                 first = FIRST_BYTE
         log.restart(first)
-        self._reported, self._reported_ms = max(log.acknowledged, first), now_ms
-        return encode_report(first)
+        return first
 
     def _head_bytes_max(self) -> int:
         return 12
@@ -238,18 +259,28 @@ class EpochSlaveSession(SlaveSession):
             raise ReplicationError("the master sent its log before the handshake")
         elif frame.offset >= 0:
             self._expect(frame.offset, frame.length)
+            self._follow(frame.epoch)
             if frame.confirm_offset >= 0:
                 self.log.confirm(frame.confirm_offset)
         return frame.size
+
+    def _follow(self, epoch: Epoch) -> None:
+        """The master has begun another epoch since the handshake."""
+        last = self.log.history.last
+        if epoch.number > (last.number if last is not None else 0):
+            history = EpochHistory(self.log.history.epochs)
+            history.append(*epoch)
+            self.log.follow(history)
 
     def _greet(self, master: MasterHandshake) -> None:
         """Compare the epochs of both logs."""
         log, theirs = self.log, master.history
         mine = log.history.last
-        if mine is not None and (theirs.last is None or theirs.last.number < mine.number):
+        newest = max(mine.number if mine is not None else UNKNOWN, self.options.epoch_least)
+        if newest > (theirs.last.number if theirs.last is not None else UNKNOWN):
             raise ReplicationError(
                 f"the master's last epoch is {theirs.last.number if theirs.last else 'none'}, this "
-                f"slave has seen epoch {mine.number}: it is not the master any more",
+                f"slave has seen epoch {newest}: it is not the master any more",
                 hint="wait until the NameServers know the new master",
             )
         self.master_end = master.log_end
@@ -274,6 +305,10 @@ class EpochSlaveSession(SlaveSession):
 
     def _may_report(self) -> bool:
         return self._greeted
+
+    def _first_offset(self) -> int:
+        # An empty log may begin anywhere: where it was, the master may have nothing.
+        return self.log.end if self.log.end > self.log.begin else 0
 
     def _encode_report(self, offset: int) -> bytes:
         return encode_acknowledgement(offset)

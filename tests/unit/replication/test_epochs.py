@@ -88,6 +88,14 @@ def test_epochs_before_the_begin_of_the_log_are_dropped(begin: int, dropped: int
     assert epochs == history(*((1, 0), (2, 100), (3, 200))[dropped:])
 
 
+@pytest.mark.parametrize(("end", "left"), [(0, 1), (99, 1), (100, 2), (199, 2), (200, 3), (999, 3)])
+def test_epochs_after_the_end_of_the_log_are_dropped(end: int, left: int) -> None:
+    """One that begins at the end is that of a master that has written nothing yet."""
+    epochs = history((1, 0), (2, 100), (3, 200))
+    epochs.cut_after(end)
+    assert epochs == history(*((1, 0), (2, 100), (3, 200))[:left])
+
+
 def test_a_replica_that_ends_where_the_log_begins_still_shares_an_epoch() -> None:
     master, slave = history((1, 0), (2, 100)), history((1, 0))
     master.cut_before(100)
