@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
 """Without comments and blank lines: a comment per field does not make a constructor too long."""
-LONG_FILES = {"codes.py", "golden_inputs.py"}  # tables
+LONG_FILES = {"codes.py", "errors.py", "golden_inputs.py"}  # tables
 BANNED_NAMES = {"utils.py", "helpers.py", "manager.py", "impl.py", "base.py", "common.py"}
 SOURCES = sorted(
     path

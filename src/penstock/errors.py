@@ -178,6 +178,13 @@ class NotMaster(NotWriteable):
     hint = "send the request to the master with this broker name, or promote a slave if it is lost"
 
 
+class NotEnoughReplicas(NotWriteable):
+    """Fewer replicas are in sync than writing needs."""
+
+    code = 1  # SYSTEM_ERROR, as in RocketMQ: clients try another broker
+    hint = "start the missing slaves and wait until they have caught up, or lower the setting"
+
+
 class MessageIllegal(StoreError):
     """A message exceeds a limit of the store, or can't be stored in its format."""
 

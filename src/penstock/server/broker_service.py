@@ -14,13 +14,16 @@ import msgspec
 
 from penstock.broker.broker import Broker
 from penstock.broker.broker_metrics import broker_metrics
-from penstock.clock import Clock, LoopClock
+from penstock.broker.replica_role import ReplicaRole
+from penstock.clock import Clock, LoopClock, pause
 from penstock.config import LiveSettings, Settings
+from penstock.config.settings import ha_port
 from penstock.errors import BadSetting, PenstockError
 from penstock.server.answer_executor import NameServerCalls
 from penstock.server.listener import is_loopback
 from penstock.server.nameserver_registration import NameServerRegistration
 from penstock.server.probe import Probe, serve_probe
+from penstock.server.replication.replication import Replication
 from penstock.server.request_loop import RequestLoop
 from penstock.server.route_queries import RouteQueries
 from penstock.server.server import Server
@@ -40,6 +43,7 @@ log = logging.getLogger(__name__)
 
 WILDCARDS = ("0.0.0.0", "::", "")
 SELF_CHECK_MS = 3_000
+RESTART_MS = 5_000
 
 
 class BrokerService:
@@ -62,30 +66,49 @@ class BrokerService:
         self._registration: NameServerRegistration | None = None
         self._broker: Broker | None = None
         self._server: Server | None = None
+        self._replication: Replication | None = None
+        self._restarting: asyncio.Future[None] | None = None
+        self._starting = asyncio.Lock()
+        self._stopping = False
 
     async def start(self) -> None:
         """Open the store, listen, check the announced address, register."""
+        async with self._starting:
+            await self._start_services()
+
+    async def _start_services(self) -> None:
         config = self.settings.current
         address = f"{_announced(config)}:{config.broker.port}"
         loop = asyncio.get_running_loop()
         host = await loop.run_in_executor(None, _resolve, address)
         store = await loop.run_in_executor(None, self._open_store)
         try:
-            broker = self._make_broker(self.settings, store, address, host, self._clock.now_ms())
+            broker = self._new_broker(store, address, host)
         except BaseException:
             await loop.run_in_executor(None, store.close)
             raise
         self._broker = broker
         try:
+            self._replication = replication = await loop.run_in_executor(
+                None, Replication, self.settings, store, self._clock, self._restart_soon
+            )
             self._registration = self._make_registration(broker, address)
             await self._listen(broker, address, self._registration)
+            await replication.start(broker.role, self.server.after_work)
             await self._check_address(address, broker)
             await self._registration.first_round()
             await self._start_probe(broker)
         except BaseException:
-            await self.stop()
+            await self._stop_services()
             raise
         log.info("broker %s is ready on %s", config.broker.name, address)
+
+    def _new_broker(self, store: MessageStore, address: str, host: str) -> Broker:
+        now_ms = self._clock.now_ms()
+        if self.settings.current.replication.role == "slave":
+            role = ReplicaRole(slave=True)
+            return Broker(self.settings, store, address, host, now_ms, role=role)
+        return self._make_broker(self.settings, store, address, host, now_ms)
 
     def _open_store(self) -> MessageStore:
         config = self.settings.current
@@ -130,6 +153,7 @@ class BrokerService:
                 register_topics=registration.register_topics,
                 find_route=RouteQueries(registration, self._clock).find,
             ),
+            on_log=self.replication.log_grew,
             clock=self._clock,
         )
         tls = Tls.of(config.tls)
@@ -168,16 +192,17 @@ class BrokerService:
             await peer.close()
 
     def _make_registration(self, broker: Broker, address: str) -> NameServerRegistration:
-        host, _, port = address.rpartition(":")
         topics, clock = broker.context.topics, self._clock
+        host = self.settings.current.replication.announce or address.rpartition(":")[0]
         return NameServerRegistration(
             self.settings,
             broker.registration,
             address,
-            f"{host}:{int(port) + 1}",
+            f"{host}:{ha_port(self.settings.current)}",
             sign=_signer(broker, self._clock),
             ssl=outgoing_context(self.settings.current.tls),
             on_order_config=lambda config: topics.mark_ordered(config, clock.now_ms()),
+            on_master=self.replication.set_master,
             clock=clock,
         )
 
@@ -200,6 +225,11 @@ class BrokerService:
         return self._broker
 
     @property
+    def replication(self) -> Replication:
+        assert self._replication is not None, "the broker is not started"
+        return self._replication
+
+    @property
     def server(self) -> Server:
         assert self._server is not None, "the broker is not started"
         return self._server
@@ -214,15 +244,44 @@ class BrokerService:
         assert self._registration is not None
         return self._broker.not_ready() or self._registration.not_ready()
 
+    def _restart_soon(self) -> None:
+        """Stop and start again, without ending the process."""
+        self._restarting = asyncio.ensure_future(self._restart())
+
+    async def _restart(self) -> None:
+        async with self._starting:
+            await self._stop_services()
+            while not self._stopping:
+                try:
+                    await self._start_services()
+                    return
+                except (PenstockError, OSError):
+                    log.exception("the broker can't be started again; trying again")
+                    await pause(self._clock, RESTART_MS)
+
     async def stop(self) -> None:
         """Unregister, send pending responses, write the tables, close the store."""
+        self._stopping = True
+        if self._restarting is not None:
+            await self._restarting
+        await self._stop_services()
+
+    async def _stop_services(self) -> None:
+        """Stop what is running; a second call does nothing."""
         if self._probe is not None:
-            await self._probe.close()
+            probe, self._probe = self._probe, None
+            await probe.close()
         if self._registration is not None:
-            await self._registration.close()
+            registration, self._registration = self._registration, None
+            await registration.close()
+        if self._replication is not None:
+            replication, self._replication = self._replication, None
+            await replication.close()
         if self._server is not None:
-            await self._server.stop()
+            server, self._server = self._server, None
+            await server.stop()
         if self._broker is not None:
+            self.settings.listeners.clear()
             broker, self._broker = self._broker, None
             await asyncio.get_running_loop().run_in_executor(None, broker.close)
 

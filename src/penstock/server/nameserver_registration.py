@@ -78,12 +78,15 @@ class NameServerRegistration:
         sign: Sign | None = None,
         ssl: tls.SSLContext | None = None,
         on_order_config: Callable[[Mapping[str, str]], None] | None = None,
+        on_master: Callable[[str, str], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
         """`describe` returns the topic table; its DataVersion changes with the content.
 
         `on_order_config` gets the order config of each response: topic → `broker:queues;…`.
+        `on_master` gets the address and the HA address of a slave's master.
         """
+        self._on_master = on_master
         self._settings = settings
         self._describe = describe
         self._address = address
@@ -273,7 +276,10 @@ class NameServerRegistration:
         return ENCODING_SHARE * self._encode_ms
 
     def take_response(self, response: Response) -> None:
-        """Take the order config from a NameServer's response."""
+        """Take the order config and a slave's master from a NameServer's response."""
+        address, ha_address = (response.ext.get(key) for key in ("masterAddr", "haServerAddr"))
+        if address and ha_address and self._on_master is not None:
+            self._on_master(address, ha_address)
         if response.body and self._on_order_config is not None:
             try:
                 config = fastjson.decode(response.body, KVTable).table

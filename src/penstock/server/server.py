@@ -69,8 +69,11 @@ class Server:
         long_polling: LongPolling | None = None,
         persistence: Persistence | None = None,
         nameservers: NameServerCalls | None = None,
+        on_log: Callable[[], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
+        """`on_log` is called when the log may have grown, or more of it may be flushed."""
+        self._on_log = on_log
         self._clock: Clock = clock or LoopClock()
         self._offset_ms = self._clock.now_ms() - self._clock.monotonic_ms()
         self._settings = settings
@@ -204,6 +207,8 @@ class Server:
 
     def after_read(self, connection: ClientConnection) -> None:
         """Send the responses of a read and execute its other answers."""
+        if self._on_log is not None:
+            self._on_log()
         request_loop = self.request_loop
         if request_loop.output.length:
             connection.write(request_loop.output.take())
@@ -281,6 +286,8 @@ class Server:
             return
         if self._store is not None:
             self._store.publish()
+            if self._on_log is not None:
+                self._on_log()
             self._send_flushed_responses()
         if self._effects.pending:
             self.answer_executor.perform(self._effects.take())

@@ -39,6 +39,7 @@ class StorePaths:
         self.snapshot = root / "penstock.snapshot"
         self.removed = root / "penstock.removed"
         self.truncated = root / "penstock.truncated"
+        self.truncation = root / "penstock.truncation"
         self.delivered = root / "penstock.delivered"
 
 

@@ -11,7 +11,13 @@ from concurrent.futures import Future, wait
 from datetime import datetime
 
 from penstock.config import StoreConfig
-from penstock.errors import DiskNearlyFull, NotMaster, PenstockError, WriteStopped
+from penstock.errors import (
+    DiskNearlyFull,
+    NotEnoughReplicas,
+    NotMaster,
+    PenstockError,
+    WriteStopped,
+)
 from penstock.store import retention
 from penstock.store.consumequeue.consumequeue import ConsumeQueue, sync_all
 from penstock.store.consumequeue.mapped_queues import MappedQueues
@@ -100,7 +106,8 @@ class Maintenance:
         refusal = self.writer.refusal
         if not isinstance(refusal, WriteStopped | DiskNearlyFull):
             self.writer.log.refusal = None  # the next put tries again
-            self.writer.refusal = refusal if isinstance(refusal, NotMaster) else None
+            if not isinstance(refusal, NotMaster | NotEnoughReplicas):
+                self.writer.refusal = None
         if now_ms - self._retention_ms >= RETENTION_EVERY_MS:
             self._retention_ms = now_ms
             self._retain(now_ms)

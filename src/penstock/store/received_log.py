@@ -54,10 +54,13 @@ class ReceivedLog:
         # What is wrong with it.
         self._problem: str = ""
 
-    def restart(self) -> None:
-        """The connection to the master is new: bytes are expected from the log's end on."""
-        self.next_offset = self.log.end
-        self._rest = bytearray()
+    def restart(self, next_offset: int = -1) -> None:
+        """The connection to the master is new: bytes are expected from the log's end on.
+
+        From `next_offset` on, if that is larger: then zeros are before it.
+        """
+        self.next_offset = max(self.log.end, next_offset)
+        self._rest = bytearray(self.next_offset - self.log.end)
         self._skip = 0
 
     def receive(self, data: memoryview) -> None:

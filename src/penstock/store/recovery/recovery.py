@@ -50,6 +50,7 @@ from penstock.store.recovery.snapshot import (
     find_bad_index_file,
     read_snapshot,
 )
+from penstock.store.recovery.truncation import Truncation, finish_truncation, read_truncation
 from penstock.store.recovery_report import DamagedRange, ReplayDamage, Report
 from penstock.wire.record import RECORD, StoredRecord
 
@@ -73,6 +74,8 @@ class Recovery(OpenedFiles):
         self._durable_to = 0
         # A queue entry of a record below this log offset was valid when it was written.
         self._used_to = 0
+        # Where the log is to be truncated, or None.
+        self._truncation: Truncation | None = None
         # Topics that another program deleted since the clean shutdown.
         self._deleted: set[str] = set()
         # Queues whose files are not as they were at the clean shutdown.
@@ -90,6 +93,13 @@ class Recovery(OpenedFiles):
         if not ours:
             self.refuse_other_sizes()
         snapshot = read_snapshot(self.disk, self.paths)
+        self._truncation = read_truncation(self.disk, self.paths)
+        if self._truncation is not None:
+            if snapshot is not None:
+                mark_open(self.disk, self.paths)  # the snapshot describes the longer log
+                self.disk.unlink(self.paths.snapshot)
+                self.disk.sync_directory(self.paths.root)
+            snapshot, crashed = None, True
         refuse_missing_log(self, snapshot, self._judge(), pages_kept=self.report.pages_kept)
         state = compare(self.segments, snapshot, self._judge(), self.report)
         newest = snapshot if state in (AS_CLOSED, CHANGED) else None
@@ -110,6 +120,8 @@ class Recovery(OpenedFiles):
             if state != REPLACED:
                 begin = self._start_after_crash(ours=ours) if crashed else self._dispatched_end()
             self._recover(writer, self.queues.rows, begin, newest, position=crashed)
+        if self._truncation is not None:
+            finish_truncation(self.disk, self.paths)
         writer.plausible_to_ms = MS_MAX
         self.removal.finish_recovery(log_begin=self.segments.first, log_end=self.report.log_end)
         return self.report
@@ -138,8 +150,11 @@ class Recovery(OpenedFiles):
             behind = self._with_data_behind(queues)
         data_end = self._judge().data_end(end)
         used_to = max(min(data_end, self._used_to), self._confirmed() if self._used_to else 0)
+        if self._truncation is not None:
+            used_to = 0  # their queue offsets are used again
+        else:
+            self._note_unwritten(end, snapshot)
         self._cut_queues(writer, behind, used_to=used_to)
-        self._note_unwritten(end, snapshot)
         self._truncate_log(end, data_end)
         if snapshot is not None:
             self._restore_ends(writer, snapshot)
@@ -198,6 +213,9 @@ class Recovery(OpenedFiles):
         is dispatched again is not durable yet."""
         known_ms = self.checkpoint.known_ms(with_index=ours)
         begin = self._start_segment(self.checkpoint.recover_from_ms(with_index=ours))
+        if self._truncation is not None:
+            segment = self.segments.find(self._truncation.offset)
+            begin = min(begin, segment.start) if segment is not None else begin
         confirm_offset = self.checkpoint.confirm_offset
         self.checkpoint = Checkpoint(known_ms, known_ms, known_ms, 0, confirm_offset)
         return begin
@@ -408,14 +426,20 @@ class Recovery(OpenedFiles):
         replay.stored.durable_to = self._durable_to
         writer.damage = ReplayDamage(self.report, begin)
         judge = self._judge()
-        beyond = self.beyond()
+        beyond = stop = self.beyond()
+        if self._truncation is not None:
+            stop = min(stop, self._truncation.offset)
         at = begin
         while True:
             segment = self.segments.find(at)
             if segment is None:
                 break
+            if at >= stop:
+                assert self._truncation is not None
+                self.report.cut_reason = f"{self._truncation.reason} (at offset {at})"
+                break
             self._progress("log", at - begin, beyond - begin)
-            at = replay.run(segment, at, STEP_BYTES)
+            at = replay.run(segment, at, min(STEP_BYTES, stop - at))
             if not replay.ended:
                 continue
             problem, size = replay.stored.problem, replay.stored.size
