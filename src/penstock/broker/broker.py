@@ -41,8 +41,11 @@ from penstock.broker.master_services import HandlerFamily, MasterServices, Timed
 from penstock.broker.pull import PullHandler
 from penstock.broker.query import QueryHandlers
 from penstock.broker.replica_role import RefusedRequests, ReplicaRole, slave_rows
+from penstock.broker.replica_state import ReplicaState
+from penstock.broker.replicated_tables import ReplicatedTables
 from penstock.broker.rewrite import MessageRewriter
 from penstock.broker.stats import Stats
+from penstock.broker.takeover import take_over
 from penstock.broker.topics import Topics
 from penstock.config import AccessConfig, LiveSettings, Settings
 from penstock.errors import NotMaster, StoreError
@@ -53,7 +56,12 @@ from penstock.rpc.persistence import Persistence
 from penstock.rpc.router import Router
 from penstock.store.consumer_offset_table import ConsumerOffsetTable
 from penstock.store.store import MessageStore
-from penstock.store.tables import DelayOffsetTable, SubscriptionGroupTable, TopicTable
+from penstock.store.tables import (
+    ConfigFile,
+    DelayOffsetTable,
+    SubscriptionGroupTable,
+    TopicTable,
+)
 from penstock.wire.bodies.registration_bodies import RegisterBrokerBody
 from penstock.wire.bodies.table_bodies import TopicConfigAndMappingSerializeWrapper
 from penstock.wire.codes import PERM_READ_WRITE
@@ -91,18 +99,25 @@ class Broker:
         self.role = role or ReplicaRole()
         if long_polling is None:
             long_polling = LongPolling(store)
+        state = ReplicaState()
+        state.load(ConfigFile(store.disk, store.paths.root / state.FILE))
         self.context = context = build_context(
-            settings, store, address, now_ms, long_polling, self.role
+            settings, store, address, now_ms, long_polling, self.role, state.content.topics_to
         )
         self.effects = context.effects
-        self.master: MasterServices | None = None
-        if self.role.slave:
-            store.writer.refusal = self.role.refusal()
-        else:
-            self.master = MasterServices(context, host, now_ms)
         self._assignments = Assignments(
             settings, context.persistence, context.clients, context.groups, context.topics
         )
+        self.master: MasterServices | None = None
+        self.replicated: ReplicatedTables | None = None
+        """The tables of a slave, which it copies from its master."""
+        if self.role.slave:
+            store.writer.refusal = self.role.refusal()
+            self.replicated = ReplicatedTables(context, self._assignments.modes, state)
+            context.persistence.save(state)()
+        else:
+            delivered = take_over(context, state, now_ms) if state.content.slave else ()
+            self.master = MasterServices(context, host, now_ms, delivered=delivered)
         self.pull = PullHandler(context)
         self.router = self._make_router()
         self._timed: tuple[TimedService, ...] = () if self.master is None else self.master.timed
@@ -272,6 +287,7 @@ class Broker:
             context.access.table,
             context.changed_settings,
             *self._assignments.tables(),
+            *(self.replicated.tables() if self.replicated is not None else ()),
             *(table for service in self._timed or (context.delay,) for table in service.tables()),
         )
 
@@ -304,6 +320,7 @@ def build_context(
     now_ms: int,
     long_polling: LongPolling,
     role: ReplicaRole,
+    topics_known_to: int,
 ) -> BrokerContext:
     """Load the tables and build what the handlers share."""
     effects = EffectQueue()
@@ -315,17 +332,13 @@ def build_context(
     tables = (topic_table, group_table, offset_table, access_table, delay_table, changed_settings)
     for table in tables:
         table.load(persistence.file(table.FILE))
-    _report_lost_users(access_table, persistence)
-    persistence.before(access_table.FILE, lambda: access_table.key.save)
-    if access_table.dirty:
-        for _ in range(2):  # the first leaves passwords in plain text in the .bak
-            persistence.save(access_table)()
+    _prepare_users(access_table, persistence)
     changed_settings.apply(settings)
     auto_creations = AutoCreations(settings)
     groups = Groups(group_table, settings, effects, auto_creations, copied=role.slave)
     topics = Topics(topic_table, store, settings, effects, auto_creations, copied=role.slave)
     topics.seed()
-    topics.adopt(now_ms)
+    topics.adopt(now_ms, topics_known_to)
     groups.seed()
     access = AccessControl(settings, access_table, effects)
     access.seed(now_ms)
@@ -365,8 +378,9 @@ def _load_locks(settings: LiveSettings, store: MessageStore, now_ms: int) -> Que
     return locks
 
 
-def _report_lost_users(table: AccessTable, persistence: Persistence) -> None:
-    """The key is stored before the first user, and the topics soon after the first start."""
+def _prepare_users(table: AccessTable, persistence: Persistence) -> None:
+    """Report lost users and encrypt passwords: the key is stored before the first user, and the
+    topics soon after the first start."""
     is_new = persistence.file(TopicTable.FILE).is_new()
     if table.key.saved and not is_new and persistence.file(table.FILE).is_new():
         log.error(
@@ -374,6 +388,10 @@ def _report_lost_users(table: AccessTable, persistence: Persistence) -> None:
             "lists are lost, except for the users in the settings; restore the file from a backup",
             table.FILE,
         )
+    persistence.before(table.FILE, lambda: table.key.save)
+    if table.dirty:
+        for _ in range(2):  # the first leaves passwords in plain text in the .bak
+            persistence.save(table)()
 
 
 def _password_key(access: AccessConfig, store: MessageStore) -> PasswordKey:

@@ -7,11 +7,13 @@ becomes a master creates them, and they find their state in the log and in the t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from penstock.broker.admin.replica_tables import ReplicaTables
 from penstock.broker.context import BrokerContext
 from penstock.broker.delay.delay_redirect import DelayRedirect
+from penstock.broker.delay.delivery_time import TimerKey
 from penstock.broker.delay.recall import Recall
 from penstock.broker.delay.timers import Timers
 from penstock.broker.pop.pop_message import Pop
@@ -56,7 +58,15 @@ class TimedService(Protocol):
 class MasterServices:
     """The handlers and services of a master; messages contain the address `host`."""
 
-    def __init__(self, context: BrokerContext, host: str, now_ms: int) -> None:
+    def __init__(
+        self,
+        context: BrokerContext,
+        host: str,
+        now_ms: int,
+        *,
+        delivered: Container[TimerKey] = (),
+    ) -> None:
+        """`delivered` are timer messages that the master before this one has delivered."""
         settings, store = context.settings, context.store
         store_host = encode_host(host)
         self.dead_letters = DeadLetters(context)
@@ -69,6 +79,7 @@ class MasterServices:
             context.rewriter,
             context.effects,
             now_ms=now_ms,
+            delivered=delivered,
         )
         delayed = DelayRedirect(context.delay, self.timers)
         self.transactions = Transactions(context, store_host, delayed, now_ms)
@@ -95,6 +106,7 @@ class MasterServices:
             self.transactions,
             self.pop,
             self.replies,
+            ReplicaTables(context, self.pop.order),
         )
         self.timed: tuple[TimedService, ...] = (
             context.delay,

@@ -49,7 +49,8 @@ MASTER_ONLY: Final = frozenset(
         RequestCode.PEEK_MESSAGE,
         RequestCode.NOTIFICATION,
         RequestCode.POLLING_INFO,
-        # the timer, which a slave does not run
+        # states that a slave only copies
+        RequestCode.GET_REPLICA_TABLE,
         RequestCode.GET_TIMER_CHECK_POINT,
         RequestCode.GET_TIMER_METRICS,
         # topics, groups, offsets

@@ -108,18 +108,24 @@ class Topics:
         if self.table.dirty:
             self._effects.put(PersistSoon(self.table))
 
-    def adopt(self, now_ms: int) -> None:
+    def adopt(self, now_ms: int, known_to: int = 0) -> None:
         """Create topics for queues with messages whose topic is not in the table.
 
         A send that creates its topic is answered before the table is written; a crash between the
-        two must not hide the message. Deleted topics have no queues.
+        two must not hide the message. Deleted topics have no queues, except in the store of a
+        former slave, whose table has all topics with messages below the log offset `known_to`.
         """
         if self._copied:
             return
+        known_to = known_to if known_to <= self._store.log.end else 0
         queues: dict[str, int] = {}
         for queue in self._store.queues.rows:
             topic = queue.topic.decode("utf-8", "replace")
             if self.table.get(topic) is None and queue.max_offset > 0:
+                if known_to:
+                    entry = queue.entry(queue.max_offset - 1)
+                    if entry is not None and entry[0] < known_to:
+                        continue
                 queues[topic] = max(queues.get(topic, _CLIENT_QUEUES), queue.queue_id + 1)
         for topic, count in queues.items():
             log.warning("created topic %s again: it has messages but was not in the table", topic)

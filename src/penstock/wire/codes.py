@@ -181,6 +181,8 @@ class RequestCode(IntEnum):
     AUTH_LIST_ACL = 3010
     # 5.4
     SWITCH_TIMER_ENGINE = 5001
+    # between Penstock's brokers only
+    GET_REPLICA_TABLE = 100001
     # POP
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051

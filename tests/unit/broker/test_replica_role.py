@@ -241,9 +241,9 @@ def test_an_offset_is_never_corrected(tmp_path: Path, online: bool) -> None:
         assert reply(env.pull(10)).code == ResponseCode.PULL_RETRY_IMMEDIATELY  # may not wait
 
 
-def receive(env: BrokerFixture, body: bytes) -> None:
+def receive(env: BrokerFixture, body: bytes, topic: str = "T") -> None:
     """A message arrives by replication."""
     refused, env.store.writer.refusal = env.store.refusal, None
-    assert env.store.put(Message("T", 0, body).record(), env.now_ms) == PUT_OK
+    assert env.store.put(Message(topic, 0, body).record(), env.now_ms) == PUT_OK
     env.store.writer.refusal = refused
     env.store.publish()

@@ -123,9 +123,14 @@ class AccessTable:
     def load(self, file: ConfigFile) -> bool:
         """Load the file; False if it does not exist. The table is dirty if the file has passwords
         in plain text."""
-        content = file.load(self._parse)
+        content = file.load(self.parse)
         if content is None:
             return False
+        self._install(content)
+        self.dirty = content.format == _PLAIN_FORMAT
+        return True
+
+    def _install(self, content: AccessFile) -> None:
         self.version = content.data_version
         for info in content.users:
             user = User.of(
@@ -137,8 +142,6 @@ class AccessTable:
             self._users[user.name] = user
         for acl in content.acls:
             self._set_rules(_user_of(acl.subject), rules_of(acl))
-        self.dirty = content.format == _PLAIN_FORMAT
-        return True
 
     def snapshot(self) -> bytes:
         """The content of the file; clears `dirty`."""
@@ -175,6 +178,31 @@ class AccessTable:
         _check("rules of all users", count + others, RULES_MAX)
         self._set_rules(name, rules)
         self._changed(now_ms)
+
+    def export(self) -> AccessFile:
+        """All users with their passwords in plain text, and all rules; only for `sealed_table`."""
+        return AccessFile(
+            format=_PLAIN_FORMAT,
+            data_version=self.version,
+            users=[
+                StoredUser(
+                    username=user.name,
+                    password=user.password,
+                    user_type=user.type,
+                    user_status=user.status,
+                )
+                for user in self._users.values()
+            ],
+            acls=[acl_of(name, rules) for name, rules in self._rules.items()],
+        )
+
+    def replace(self, content: AccessFile) -> None:
+        """Take over the table of another broker, version included."""
+        for table in (self._users, self._rules, self._rule_texts, self._rule_counts):
+            table.clear()
+        self._user_texts.clear()
+        self._install(content)
+        self.dirty = True
 
     def remove_rules(self, name: str, now_ms: int) -> None:
         """Remove all rules of a user."""
@@ -217,7 +245,8 @@ class AccessTable:
             return self.key.decrypt(stored.username or "", stored.encrypted_password)
         return stored.password or ""
 
-    def _parse(self, data: bytes) -> AccessFile:
+    def parse(self, data: bytes) -> AccessFile:
+        """The content of a file or of `export`; raises BodyError if it is not valid."""
         content = fastjson.decode(data, AccessFile)
         if content.format not in (_PLAIN_FORMAT, _FORMAT):
             raise BodyError(f"the format is {content.format}, but this release reads {_FORMAT}")

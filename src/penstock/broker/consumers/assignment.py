@@ -70,9 +70,8 @@ class RequestModes:
         """Load the file, if it exists."""
         found = file.load(lambda data: fastjson.decode(data, MessageRequestModeSerializeWrapper))
         if found is not None:
-            self._modes = {
-                topic: dict(groups) for topic, groups in found.message_request_mode_map.items()
-            }
+            self.replace(found)
+            self.dirty = False
 
     def get(self, topic: str, group: str) -> SetMessageRequestModeRequestBody | None:
         """The mode that was set for a group on a topic."""
@@ -82,6 +81,16 @@ class RequestModes:
         """Set the mode of a group on a topic."""
         self._modes.setdefault(mode.topic, {})[mode.consumer_group] = mode
         self.dirty = True
+
+    def replace(self, wrapper: MessageRequestModeSerializeWrapper) -> bool:
+        """Take over the modes of another broker; whether they differ."""
+        if wrapper.message_request_mode_map == self._modes:
+            return False
+        self._modes = {
+            topic: dict(groups) for topic, groups in wrapper.message_request_mode_map.items()
+        }
+        self.dirty = True
+        return True
 
     def count(self) -> int:
         """The number of pairs of topic and group that have a mode."""

@@ -22,6 +22,9 @@ from penstock.wire.java_numbers import parse_long
 
 SLOT_MS_MAX: Final = 1000
 
+TimerKey = tuple[str, str, str]
+"""Topic, unique id and slot (TIMER_OUT_MS) of a timer message."""
+
 _DELIVERY_PROPERTIES: Final = (
     (PROPERTY_TIMER_DELAY_SEC, 1000, True),
     (PROPERTY_TIMER_DELAY_MS, 1, True),

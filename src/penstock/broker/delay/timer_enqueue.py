@@ -7,12 +7,14 @@ the whole delay of a message.
 
 import logging
 from collections import deque
+from collections.abc import Container
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
 from penstock.broker.delay.delivery_time import (
     SLOT_MS_MAX,
+    TimerKey,
     due_of,
     message_key,
     recalled_key,
@@ -30,6 +32,7 @@ from penstock.store.store import MessageStore
 from penstock.store.timer.timer_store import TimerStore
 from penstock.wire.codes import (
     PROPERTY_REAL_TOPIC,
+    PROPERTY_TIMER_OUT_MS,
     PROPERTY_TIMER_ROLL_TIMES,
     TOPIC_TIMER,
 )
@@ -98,8 +101,10 @@ class TimerEnqueue:
         metrics: TimerMetrics,
         *,
         rebuild: bool,
+        delivered: Container[TimerKey] = (),
     ) -> None:
-        """With `rebuild` the whole queue is read again."""
+        """With `rebuild` the whole queue is read again, without messages that were `delivered`."""
+        self._delivered = delivered
         self._store = store
         self._files = files
         self._prefetch = prefetch
@@ -305,6 +310,7 @@ class TimerEnqueue:
         if self._rebuild_to and (
             self._files.was_delivered(found[1].queue_offset, due_ms)
             or self._superseded.contains(properties, log_offset, due_ms)
+            or (*message_key(properties), properties[PROPERTY_TIMER_OUT_MS]) in self._delivered
         ):
             return
         self._add_to_slot(log_offset, len(data), properties, due_ms, now_ms)

@@ -10,10 +10,12 @@ disk: after a crash some are delivered twice, but none is lost.
 """
 
 import logging
+from collections.abc import Container
 from concurrent.futures import Future
 from typing import Final
 
 from penstock.broker.delay.delivery_time import (
+    TimerKey,
     due_of,
     message_key,
     recalled_key,
@@ -101,12 +103,15 @@ class Timers:
         effects: EffectQueue,
         *,
         now_ms: int,
+        delivered: Container[TimerKey] = (),
     ) -> None:
+        """A rebuild leaves out messages that another broker has `delivered`."""
         self._settings = settings
         self._store = store
         self._topics = topics
         self._rewriter = rewriter
         self._effects = effects
+        self._delivered = delivered
         config = store.config
         self.metrics = TimerMetrics()
         self.metrics.load(persistence.file(TimerMetrics.FILE))
@@ -136,7 +141,12 @@ class Timers:
     def _start(self, *, rebuild: bool, now_ms: int) -> None:
         self.prefetch = TimerPrefetch(self._store, self.files)
         self.enqueue = TimerEnqueue(
-            self._store, self.files, self.prefetch, self.metrics, rebuild=rebuild
+            self._store,
+            self.files,
+            self.prefetch,
+            self.metrics,
+            rebuild=rebuild,
+            delivered=self._delivered,
         )
         if rebuild:
             self.metrics.counts.clear()

@@ -266,11 +266,15 @@ class OrderedPops:
 
     def snapshot(self) -> bytes:
         """The content of the file; clears `dirty`."""
+        self.dirty = False
+        return self.body()
+
+    def body(self) -> bytes:
+        """The content of the file, for a slave."""
         table: dict[str, dict[int, OrderInfo]] = {}
         for queue, pop in self._pops.items():
             key = f"{queue.topic}@{queue.group}"
             table.setdefault(key, {})[queue.queue_id] = _to_file(pop)
-        self.dirty = False
         return fastjson.encode_pretty(ConsumerOrderInfoFile(table=table))
 
 

@@ -96,6 +96,11 @@ class Pop:
         self._queues_in_read: set[GroupQueue] = set()  # being read in the thread pool
         self._now_ms = self._clean_ms = self._tick_ms = context.started_ms
 
+    @property
+    def order(self) -> OrderedPops:
+        """The open ordered pops."""
+        return self._order
+
     def rows(self) -> list[Row]:
         return [
             Row(RequestCode.POP_MESSAGE, self.pop),

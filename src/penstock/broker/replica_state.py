@@ -1,0 +1,67 @@
+"""What a slave notes for the case that it becomes the master: `config/penstock-replica.json`.
+
+| Member | Meaning |
+|---|---|
+| `slave` | The broker was a slave when the file was written. A master writes `false`. |
+| `topicsTo` | The topic table has every topic with messages before this log offset. Others were deleted at the master: their queues do not bring them back. |
+| `timerReadMs`, `timerQueueOffset` | The progress of the master's timer (request GET_TIMER_CHECK_POINT). |
+| `deliveredFrom` | What the master has delivered since the tables were copied is in the log from here on. |
+"""  # noqa: E501
+
+import logging
+from typing import ClassVar
+
+import msgspec
+
+from penstock.errors import StoreDamaged
+from penstock.store.tables import ConfigFile
+from penstock.wire import fastjson
+from penstock.wire.bodies.client_bodies import Body, Long
+
+log = logging.getLogger(__name__)
+
+
+class ReplicaFile(Body):
+    """Content of config/penstock-replica.json."""
+
+    slave: bool = False
+    topics_to: Long = 0
+    timer_read_ms: Long = 0
+    timer_queue_offset: Long = 0
+    delivered_from: Long = 0
+
+
+class ReplicaState:
+    """The notes of a slave."""
+
+    FILE: ClassVar[str] = "config/penstock-replica.json"
+
+    def __init__(self) -> None:
+        self.dirty = False
+        self.content = ReplicaFile()
+
+    def load(self, file: ConfigFile) -> None:
+        """Load the file. Without it, more is delivered twice after a change of roles."""
+        try:
+            found = file.load(lambda data: fastjson.decode(data, ReplicaFile))
+        except StoreDamaged as error:
+            log.warning("%s", error)
+            return
+        if found is not None:
+            self.content = found
+
+    def update(self, **changes: int) -> None:
+        """Change members; the file is written soon."""
+        content = msgspec.structs.replace(self.content, slave=True, **changes)
+        if content != self.content:
+            self.content = content
+            self.dirty = True
+
+    def clear(self) -> None:
+        """The broker is a master now; what is known about topics stays true."""
+        self.content = ReplicaFile(topics_to=self.content.topics_to)
+        self.dirty = True
+
+    def snapshot(self) -> bytes:
+        self.dirty = False
+        return fastjson.encode_pretty(self.content)
