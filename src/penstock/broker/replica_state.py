@@ -5,7 +5,7 @@
 | `slave` | The broker was a slave when the file was written. A master writes `false`. |
 | `topicsTo` | The topic table has every topic with messages before this log offset. Others were deleted at the master: their queues do not bring them back. |
 | `timerReadMs`, `timerQueueOffset` | The progress of the master's timer (request GET_TIMER_CHECK_POINT). |
-| `deliveredFrom` | What the master has delivered since the tables were copied is in the log from here on. |
+| `deliveredFrom` | What the master has delivered since the tables were copied is in the log from here on; 0 if that is not known. |
 """  # noqa: E501
 
 import logging

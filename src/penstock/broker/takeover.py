@@ -7,12 +7,14 @@ created. It is done once: then the note of the slave is cleared.
    that never arrived here; new ones get their offsets.
 2. Delay levels move behind the messages that the log shows as delivered.
 3. The timer's files are to be rebuilt from its queue. Its checkpoint gets the progress of the old
-   master, so that delivered messages are left out.
+   master, so that delivered messages are left out: those that were due long ago, and those that
+   the log shows as delivered.
 4. The position up to which op messages are known is dropped: it belongs to another log.
 """
 
 import logging
 from collections.abc import Container
+from typing import Final
 
 from penstock.broker.context import BrokerContext
 from penstock.broker.delay.delivery_time import TimerKey
@@ -24,6 +26,10 @@ from penstock.store.timer.timer_checkpoint import REBUILDING, TimerCheckpointFil
 from penstock.store.timer.timer_wheel import SLOTS
 
 log = logging.getLogger(__name__)
+
+LATE_MS: Final = 10_000
+"""Timer messages that were due this long before the old master's progress may not be delivered:
+they were stored late. Whether they were is found in the log."""
 
 
 def take_over(context: BrokerContext, state: ReplicaState, now_ms: int) -> Container[TimerKey]:
@@ -79,8 +85,8 @@ def _mark_timer(context: BrokerContext, noted: ReplicaFile, now_ms: int) -> None
     file = TimerCheckpointFile(
         store.disk, store.paths.root / "config" / "timercheck", config.timer_precision_ms
     )
-    progress = TimerProgress(noted.timer_read_ms, 0, noted.timer_queue_offset)
-    if progress == TimerProgress():  # the old master has none, or was never asked
+    progress = TimerProgress(noted.timer_read_ms - LATE_MS, 0, noted.timer_queue_offset)
+    if not noted.timer_read_ms:  # the old master has none, or was never asked
         found = file.read(now_ms, SLOTS * config.timer_precision_ms)
         if found is None:
             return

@@ -17,6 +17,7 @@ The functions do no I/O.
 """
 
 import re
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
@@ -38,6 +39,11 @@ PAGE_MAX: Final = 2_000
 """Entries of a page, as RocketMQ's slaves request them."""
 BODY_BYTES_MAX: Final = 256 * 1024 * 1024
 """Longest table in RocketMQ's JSON."""
+
+DELIVERED_MS: Final = 15_000
+"""What was delivered this long ago is in the master's saved offsets."""
+LOG_ENDS_MS: Final = 150_000
+"""How long past ends of the log are kept; an idle timer saves its progress every 60 s."""
 
 OffsetKey = tuple[str, str, int]
 """Group, topic and queue id of a consumer offset."""
@@ -118,6 +124,30 @@ class HeldTables:
     ordered_pops: bytes | None = None
     sent: dict[OffsetKey, int] = field(default_factory=dict)
     """Offsets that consumers committed at the slave, and that the master has now."""
+
+
+class LogEnds:
+    """Past ends of a slave's log."""
+
+    def __init__(self) -> None:
+        self._ends: deque[tuple[int, int, int]] = deque()
+
+    def add(self, monotonic_ms: int, store_ms: int, offset: int) -> None:
+        """Note the end of the log; `store_ms` is the store time of its last message."""
+        self._ends.append((monotonic_ms, store_ms, offset))
+        while self._ends[0][0] <= monotonic_ms - LOG_ENDS_MS:
+            self._ends.popleft()
+
+    def before(self, monotonic_ms: int, timer_ms: int) -> int:
+        """A log offset; what the master's offsets lack was delivered behind it. 0 if unknown.
+
+        `timer_ms` is the progress of the master's timer, by its clock; 0 if it has none.
+        """
+        for noted_ms, store_ms, offset in reversed(self._ends):
+            old = noted_ms <= monotonic_ms - DELIVERED_MS
+            if old and (timer_ms <= 0 or store_ms <= timer_ms - DELIVERED_MS):
+                return offset
+        return 0
 
 
 def decode_topics(body: bytes) -> TopicConfigSerializeWrapper:

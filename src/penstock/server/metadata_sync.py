@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl as tls
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +36,7 @@ from penstock.replication.metadata import (
     GROUP_PAGES,
     TOPIC_PAGES,
     HeldTables,
+    LogEnds,
     TablePages,
     commits_to_send,
     decode_groups,
@@ -68,9 +68,6 @@ ARRIVAL_MS = 1_000
 ARRIVAL_POLL_MS = 20
 STEP_CHANGES = 20
 """Changes of tables before the event loop does something else."""
-DELIVERED_MS = 15_000
-"""What was delivered this long ago is in the master's saved offsets."""
-
 T = TypeVar("T")
 
 
@@ -117,7 +114,7 @@ class MetadataSync:
         self._held: HeldTables | None = None
         self._access_version: DataVersion | None = None
         self._access_error = ""
-        self._log_ends: deque[tuple[int, int]] = deque()  # monotonic time and end of the log
+        self._log_ends = LogEnds()
 
     def start(self) -> None:
         """Begin with the rounds."""
@@ -203,7 +200,9 @@ class MetadataSync:
     # --- a round
 
     async def _copy_tables(self) -> None:
-        known_to = self._note_log_end()
+        store = self._context.store
+        known_to = store.log.end
+        self._log_ends.add(self._clock.monotonic_ms(), store.writer.store_ms, known_to)
         await self._copy_topics()
         await self._copy_groups()
         body = await self._ask_optional(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
@@ -221,14 +220,6 @@ class MetadataSync:
         assert self._held is not None
         await self._take_held(self._held)
         await self._copy_access()
-
-    def _note_log_end(self) -> int:
-        """The end of the slave's log now."""
-        now_ms, ends = self._clock.monotonic_ms(), self._log_ends
-        ends.append((now_ms, self._context.store.log.end))
-        while len(ends) > 1 and ends[1][0] <= now_ms - DELIVERED_MS:
-            ends.popleft()
-        return ends[-1][1]
 
     async def _copy_topics(self) -> None:
         table = self._context.topics.table
@@ -267,7 +258,7 @@ class MetadataSync:
         """The master's offsets, after the commits at this slave."""
         response = await self._ask(RequestCode.GET_ALL_CONSUMER_OFFSET, {}, TABLE_CALL_MS)
         offsets = await self._in_pool(lambda: decode_offsets(response.body))
-        held = HeldTables(offsets, delivered_from=self._log_ends[0][1])
+        held = HeldTables(offsets)
         await self._send_commits(held)
         body = await self._ask_optional(RequestCode.GET_ALL_DELAY_OFFSET)
         if body:
@@ -275,6 +266,8 @@ class MetadataSync:
         body = await self._ask_optional(RequestCode.GET_TIMER_CHECK_POINT)
         if body:
             held.timer = TimerCheckpoint.unpack(body)
+        timer_ms = held.timer.last_read_time_ms if held.timer is not None else 0
+        held.delivered_from = self._log_ends.before(self._clock.monotonic_ms(), timer_ms)
         body = await self._ask_optional(RequestCode.GET_REPLICA_TABLE, {"table": ORDERED_POPS})
         held.ordered_pops = body or None
         return held

@@ -9,6 +9,7 @@ from penstock.broker.auth.sealed_table import seal, unseal
 from penstock.broker.auth.users import SUPER, AccessTable, User
 from penstock.broker.replica_role import ReplicaRole
 from penstock.broker.replicated_tables import ReplicatedTables
+from penstock.broker.takeover import LATE_MS
 from penstock.errors import BodyError
 from penstock.store.store import MessageStore
 from penstock.wire.bodies.client_bodies import (
@@ -219,14 +220,11 @@ def test_delay_levels_continue_behind_what_the_log_shows_as_delivered(
 def test_the_timer_leaves_out_what_was_delivered(tmp_path: Path, noted: bool) -> None:
     due = {"TIMER_DELIVER_MS": str(NOW_MS + 1_000)}
     deliver(tmp_path, due, count=3, seconds=3)
-    with broker_fixture(
-        tmp_path,
-        settings(slave=False),
-    ) as env:
+    with broker_fixture(tmp_path, settings(slave=False)) as env:
         env.send(body=b"later", properties={"TIMER_DELIVER_MS": str(NOW_MS + 60_000)})
     with broker_fixture(tmp_path, settings(), role=ReplicaRole(slave=True)) as env:
         # The checkpoint is from before the deliveries, or from after them.
-        read_ms = NOW_MS if noted else NOW_MS + 5_000
+        read_ms = NOW_MS + LATE_MS if noted else NOW_MS + 2 * LATE_MS
         tables_of(env).replace_timer_progress(
             TimerCheckpoint(last_read_time_ms=read_ms, last_timer_queue_offset=3)
         )
@@ -235,6 +233,20 @@ def test_the_timer_leaves_out_what_was_delivered(tmp_path: Path, noted: bool) ->
         for _ in range(100):
             env.tick(1_000)
         assert bodies(env.pull()) == [b"0", b"1", b"2", b"later"]
+
+
+def test_a_timer_message_that_was_late_is_not_lost(tmp_path: Path) -> None:
+    """It was due before the checkpoint of the old master, which had not delivered it yet."""
+    with broker_fixture(tmp_path, settings(slave=False)) as env:
+        env.send(body=b"late", properties={"TIMER_DELIVER_MS": str(NOW_MS + 1_000)})
+    with broker_fixture(tmp_path, settings(), role=ReplicaRole(slave=True)) as env:
+        tables_of(env).replace_timer_progress(
+            TimerCheckpoint(last_read_time_ms=NOW_MS + 3_000, last_timer_queue_offset=1)
+        )
+    with broker_fixture(tmp_path, settings(slave=False)) as env:
+        for _ in range(100):
+            env.tick(100)
+        assert bodies(env.pull()) == [b"late"]
 
 
 # --- users ---------------------------------------------------------------------------------------
