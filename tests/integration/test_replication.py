@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from penstock.config import BrokerConfig, Settings, StoreConfig
+from penstock.config import BrokerConfig, NameServerConfig, Settings, StoreConfig
 from penstock.config.replication_settings import ReplicationConfig
 from penstock.server.broker_service import BrokerService
+from penstock.server.nameserver_service import NameServerService
 from penstock.store.store import MessageStore
 from penstock.transport.peer import Peer
 from penstock.wire.codes import ResponseCode
@@ -42,12 +43,13 @@ class Pair:
         self.replication = {"port": self.ha_port, "report_ms": 200, **replication}
         self.store = store or small_config(sync_flush=False)
         self.root = root
+        self.nameservers = ""
 
     def settings(self, name: str, **replication: Any) -> Settings:
         slave = name != "master"
         config = {**self.replication, **replication}
         if slave:
-            config |= {"role": "slave", "master": f"127.0.0.1:{self.ha_port}", "port": 0}
+            config = {"master": f"127.0.0.1:{self.ha_port}", **config, "role": "slave", "port": 0}
         return Settings(
             broker=BrokerConfig(
                 id=int(slave),
@@ -55,6 +57,7 @@ class Pair:
                 data=str(self.root / name),
                 probe_port=0,
                 vip_port=0,
+                nameservers=self.nameservers,
             ),
             store=self.store,
             replication=ReplicationConfig(**config),
@@ -166,17 +169,24 @@ def test_a_slave_serves_pulls_and_refuses_sends(
     tmp_path: Path,
     run: Run,  # noqa: F811
 ) -> None:
-    pair = Pair(tmp_path, read_from_slaves=True)
+    """It finds its master through the NameServer, and copies the topics from it."""
 
     async def body() -> None:
+        names = NameServerService(Settings(nameserver=NameServerConfig(port=0)))
+        await names.start()
+        pair = Pair(tmp_path, read_from_slaves=True)
+        pair.nameservers = f"127.0.0.1:{names.server.port}"
         async with pair.broker("master") as (client, master):
             assert (await send(client, 0)).code == 0
-            async with pair.broker("slave") as (reader, slave):
+            async with pair.broker("slave", master="") as (reader, slave):
                 await assert_equal(master, slave)
+                topics = slave.broker.context.topics
+                await until(lambda: "T" in topics.table.topics)
                 assert (await pull(reader, 0, 0)).code == ResponseCode.SUCCESS
                 refused = await send(reader, 1)
                 assert refused.code == ResponseCode.SYSTEM_BUSY
-                assert "slave" in (refused.remark or "")
+                assert client.address in (refused.remark or "")
+        await names.stop()
 
     run(body())
 

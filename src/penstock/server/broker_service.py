@@ -94,7 +94,7 @@ class BrokerService:
             )
             self._registration = self._make_registration(broker, address)
             await self._listen(broker, address, self._registration)
-            await replication.start(broker.role, self.server.after_work)
+            await replication.start(broker, self.server.after_work, _signer(broker, self._clock))
             await self._check_address(address, broker)
             await self._registration.first_round()
             await self._start_probe(broker)

@@ -27,7 +27,6 @@ from penstock.replication.master_session import (
 )
 from penstock.replication.replicas import ReplicaRules, Replicas
 from penstock.server.listener import Listener, listen
-from penstock.store.put import OFFSET_MAX
 
 if TYPE_CHECKING:
     from penstock.clock import Clock
@@ -63,7 +62,9 @@ class ReplicationMaster:
         self.log = master_log
         self.clock = clock
         self._after_work = after_work
-        self.replicas = Replicas(replica_rules(settings.current))
+        self.replicas = Replicas(
+            replica_rules(settings.current), log_end=master_log.end, confirmed=store.confirm_offset
+        )
         self.connections: set[SlaveConnection] = set()
         self._loop = asyncio.get_running_loop()
         self._listener: Listener | None = None
@@ -106,6 +107,7 @@ class ReplicationMaster:
             return
         self._sent_to = end
         if self.replicas.rules.sync:
+            self.replicas.confirm_offset(end)
             self._store.writer.replicated_to = self.replicas.acknowledged(end)
         if self.connections and not self._sending:
             self._sending = True
@@ -137,13 +139,9 @@ class ReplicationMaster:
         """Slaves have acknowledged more, or the in-sync set has changed."""
         writer, replicas = self._store.writer, self.replicas
         end = self.log.end
-        if replicas.rules.sync:
-            writer.replicated_to = replicas.acknowledged(end)
-            members = [replica.acknowledged for replica in replicas.in_sync]
-            limit = min(members) if members else OFFSET_MAX
-            writer.confirm_limit = max(limit, writer.confirm_offset)
-        else:
-            writer.confirm_limit = OFFSET_MAX
+        replicas.confirm_offset(end)
+        writer.replicated_to = replicas.acknowledged(end)
+        writer.confirm_limit = max(replicas.confirm_limit(), writer.confirm_offset)
         self._refuse_or_resume()
 
     def acknowledged(self, session: MasterSession) -> None:

@@ -7,25 +7,36 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.config.settings import ha_port
+from penstock.errors import PenstockError
 from penstock.replication.epoch_file import load_epochs, save_epochs
 from penstock.replication.epochs import EpochHistory
+from penstock.server.metadata_sync import MetadataSync
 from penstock.server.replication.master_service import ReplicationMaster
 from penstock.server.replication.slave_service import ReplicationSlave
 from penstock.server.replication.store_logs import StoreMasterLog, StoreSlaveLog
 from penstock.store.recovery.truncation import Truncation, request_truncation
+from penstock.transport.peer import Peer
 from penstock.transport.tls import Tls, outgoing_context
+from penstock.wire import fastjson
+from penstock.wire.bodies.client_bodies import KVTable
+from penstock.wire.codes import RequestCode
+from penstock.wire.java_numbers import parse_long
 
 if TYPE_CHECKING:
-    from penstock.broker.replica_role import ReplicaRole
+    import ssl as tls
+
+    from penstock.broker.broker import Broker
     from penstock.clock import Clock
     from penstock.config import LiveSettings
     from penstock.errors import LogsDiffer
     from penstock.store.store import MessageStore
+    from penstock.transport.peer import Sign
 
 log = logging.getLogger(__name__)
 
 EPOCH_FILE = "epochFileCheckpoint"
 FIRST_EPOCH = 1
+CALL_MS = 3_000
 
 
 class Replication:
@@ -46,29 +57,37 @@ class Replication:
         self._path = store.paths.root / EPOCH_FILE
         self.history = load_epochs(store.disk, self._path)
         # The file may be ahead of a log that a power failure has shortened.
-        self.history.cut_from(max(store.log.end, 1))
+        self.history.cut_after(store.log.end)
         self.master: ReplicationMaster | None = None
         self.slave: ReplicationSlave | None = None
-        self._role: ReplicaRole | None = None
+        self.metadata: MetadataSync | None = None
         if settings.current.replication.role != "slave":
             self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        """A master writes its own epoch; it continues that of its last run."""
-        if self._settings.current.replication.protocol == "static" or self.history.last is not None:
+        """A master continues the epoch of its last run, unless it may have lost the end of its log:
+        slaves may have that end, and must not take another one for it."""
+        if self._settings.current.replication.protocol == "static":
             return
-        # What was stored before there were epochs belongs to the first one.
-        self.history.append(FIRST_EPOCH, self._store.log.begin())
+        last, log_end = self.history.last, self._store.log.end
+        if last is None:
+            # What was stored before there were epochs belongs to the first one.
+            self.history.append(FIRST_EPOCH, self._store.log.begin())
+        elif self._store.report.pages_kept:
+            return
+        else:
+            self.history.append(last.number + 1, log_end)
         self._save(self.history)
 
     def _save(self, history: EpochHistory) -> None:
         save_epochs(self._store.disk, self._path, history)
 
-    async def start(self, role: ReplicaRole, after_work: Callable[[], None]) -> None:
-        """Listen for slaves, or follow the master."""
-        self._role = role
-        if role.slave:
-            self._follow(after_work)
+    async def start(
+        self, broker: Broker, after_work: Callable[[], None], sign: Sign | None
+    ) -> None:
+        """Listen for slaves, or follow the master. `sign` signs requests to the master."""
+        if broker.role.slave:
+            self._follow(broker, after_work, sign)
         else:
             await self._serve(after_work)
 
@@ -77,7 +96,8 @@ class Replication:
         port = ha_port(config)
         if port == 0 or (config.broker.port == 0 and config.replication.port < 0):
             return
-        master_log = StoreMasterLog(self._store, self.history)
+        durable = config.replication.protocol == "static" and config.store.sync_flush
+        master_log = StoreMasterLog(self._store, self.history, flushed_only=durable)
         self.master = ReplicationMaster(
             self._settings, self._store, master_log, self._clock, after_work
         )
@@ -89,14 +109,20 @@ class Replication:
                 raise
             log.warning("slaves can't connect: port %d (replication.port): %s", port, error)
 
-    def _follow(self, after_work: Callable[[], None]) -> None:
+    def _follow(self, broker: Broker, after_work: Callable[[], None], sign: Sign | None) -> None:
+        ssl = outgoing_context(self._settings.current.tls)
+        self.metadata = MetadataSync(
+            self._settings, broker, broker.role, self._clock, sign=sign, ssl=ssl
+        )
+        self.metadata.start()
         slave_log = StoreSlaveLog(self._store, self.history, self._save)
         self.slave = ReplicationSlave(
             self._settings,
             slave_log,
             self._clock,
             after_work,
-            ssl=outgoing_context(self._settings.current.tls),
+            ssl=ssl,
+            find_begin=lambda: _log_begin(broker.role.master_address, sign, ssl),
             on_difference=self._truncate,
         )
         self.slave.start()
@@ -112,8 +138,8 @@ class Replication:
 
     def set_master(self, address: str, ha_address: str) -> None:
         """A NameServer says where the master of this broker is."""
-        if self.slave is not None and self._role is not None:
-            self._role.master_address = address
+        if self.slave is not None and self.metadata is not None:
+            self.metadata.set_master(address)
             self.slave.set_master(ha_address)
 
     def log_grew(self) -> None:
@@ -129,3 +155,21 @@ class Replication:
             await self.master.close()
         if self.slave is not None:
             await self.slave.close()
+        if self.metadata is not None:
+            await self.metadata.close()
+
+
+async def _log_begin(address: str, sign: Sign | None, ssl: tls.SSLContext | None) -> int:
+    """Where the log of a master begins; 0 if that is not known."""
+    if not address:
+        return 0
+    peer = Peer(address, sign=sign, ssl=ssl)
+    try:
+        answer = await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO, {}, timeout_ms=CALL_MS)
+        table = fastjson.decode(answer.body, KVTable).table
+        return max(parse_long(table.get("commitLogMinOffset", "")) or 0, 0)
+    except PenstockError as error:
+        log.warning("the begin of the master's log is not known: %s", error)
+        return 0
+    finally:
+        await peer.close()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import ssl as tls
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.clock import pause
@@ -48,10 +48,13 @@ class ReplicationSlave:
         after_work: Callable[[], None],
         *,
         ssl: tls.SSLContext | None = None,
+        find_begin: Callable[[], Awaitable[int]],
         on_difference: Callable[[LogsDiffer], None],
     ) -> None:
-        """`after_work` is called when readers may see more. `on_difference` must truncate the log,
-        which needs a restart of the store; this service has ended then."""
+        """`after_work` is called when readers may see more. `find_begin` asks where the master's
+        log begins. `on_difference` must truncate the log, which needs a restart of the store; this
+        service has ended then."""
+        self._find_begin = find_begin
         self._settings = settings
         self.log = slave_log
         self.clock = clock
@@ -60,7 +63,7 @@ class ReplicationSlave:
         self._on_difference = on_difference
         self.master = settings.current.replication.master
         """The HA address of the master; empty if it is not known."""
-        self.master_begin = 0
+        self._master_begin = 0
         self.connection: MasterConnection | None = None
         self.error = ""
         self.received_bytes = 0
@@ -114,7 +117,7 @@ class ReplicationSlave:
         )
         now_ms = self.clock.monotonic_ms()
         if replication.protocol == "static":
-            begin = self.master_begin
+            begin = self._master_begin
             return StaticSlaveSession(self.log, options, now_ms, master_begin=begin)
         return EpochSlaveSession(self.log, options, now_ms)
 
@@ -145,6 +148,8 @@ class ReplicationSlave:
         """Connect and receive the log until the connection is lost."""
         host, port = split_address(address)
         loop = asyncio.get_running_loop()
+        if self._settings.current.replication.protocol == "static" and self.log.end == 0:
+            self._master_begin = await self._find_begin()
         connection = MasterConnection(self)
         async with asyncio.timeout(CONNECT_SECONDS):
             await loop.create_connection(lambda: connection, host, port, ssl=self._ssl)

@@ -11,8 +11,13 @@ from penstock.store.store import MessageStore
 class StoreMasterLog:
     """The log of a master."""
 
-    def __init__(self, store: MessageStore, history: EpochHistory) -> None:
+    def __init__(
+        self, store: MessageStore, history: EpochHistory, *, flushed_only: bool = False
+    ) -> None:
+        """With `flushed_only` slaves get what is on the disk: then they are never ahead of a master
+        that a power failure has hit, which only epochs could tell."""
         self._store = store
+        self._flushed_only = flushed_only
         self.history = history
         self.segment_bytes = store.log.segments.segment_bytes
 
@@ -22,8 +27,8 @@ class StoreMasterLog:
 
     @property
     def end(self) -> int:
-        """What is in the page cache; records that are staged for a write can't be sent yet."""
-        return self._store.log.written
+        """What can be sent: records that are staged for a write can't be yet."""
+        return self._store.flusher.flushed() if self._flushed_only else self._store.log.written
 
     @property
     def confirm_offset(self) -> int:
