@@ -23,6 +23,7 @@ from penstock.server.answer_executor import NameServerCalls
 from penstock.server.listener import is_loopback
 from penstock.server.nameserver_registration import NameServerRegistration
 from penstock.server.probe import Probe, serve_probe
+from penstock.server.replication.observer import ReplicationObserver
 from penstock.server.replication.replication import Replication
 from penstock.server.request_loop import RequestLoop
 from penstock.server.route_queries import RouteQueries
@@ -67,6 +68,7 @@ class BrokerService:
         self._broker: Broker | None = None
         self._server: Server | None = None
         self._replication: Replication | None = None
+        self._observer: ReplicationObserver | None = None
         self._restarting: asyncio.Future[None] | None = None
         self._starting = asyncio.Lock()
         self._stopping = False
@@ -83,18 +85,21 @@ class BrokerService:
         host = await loop.run_in_executor(None, _resolve, address)
         store = await loop.run_in_executor(None, self._open_store)
         try:
+            # First, because an epoch begins before anything else changes.
+            self._replication = replication = await loop.run_in_executor(
+                None, Replication, self.settings, store, self._clock, self._restart_soon
+            )
             broker = self._new_broker(store, address, host)
         except BaseException:
             await loop.run_in_executor(None, store.close)
             raise
         self._broker = broker
         try:
-            self._replication = replication = await loop.run_in_executor(
-                None, Replication, self.settings, store, self._clock, self._restart_soon
-            )
             self._registration = self._make_registration(broker, address)
             await self._listen(broker, address, self._registration)
             await replication.start(broker, self.server.after_work, _signer(broker, self._clock))
+            self._observer = ReplicationObserver(self.settings, replication, self._clock)
+            broker.role.replication = self._observer.state
             await self._check_address(address, broker)
             await self._registration.first_round()
             await self._start_probe(broker)
@@ -274,6 +279,8 @@ class BrokerService:
         if self._registration is not None:
             registration, self._registration = self._registration, None
             await registration.close()
+        if self._observer is not None:
+            self._observer.close()
         if self._replication is not None:
             replication, self._replication = self._replication, None
             await replication.close()

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from penstock.broker.replica_state import ReplicaState
 from penstock.config.settings import ha_port
 from penstock.errors import PenstockError
 from penstock.replication.epoch_file import load_epochs, save_epochs
@@ -15,6 +16,7 @@ from penstock.server.replication.master_service import ReplicationMaster
 from penstock.server.replication.slave_service import ReplicationSlave
 from penstock.server.replication.store_logs import StoreMasterLog, StoreSlaveLog
 from penstock.store.recovery.truncation import Truncation, request_truncation
+from penstock.store.tables import ConfigFile
 from penstock.transport.peer import Peer
 from penstock.transport.tls import Tls, outgoing_context
 from penstock.wire import fastjson
@@ -65,19 +67,25 @@ class Replication:
             self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        """A master continues the epoch of its last run, unless it may have lost the end of its log:
-        slaves may have that end, and must not take another one for it."""
+        """A master continues the epoch of its last run, unless it was a slave or may have lost the
+        end of its log: slaves may have that end, and must not take another one for it."""
         if self._settings.current.replication.protocol == "static":
             return
         last, log_end = self.history.last, self._store.log.end
         if last is None:
             # What was stored before there were epochs belongs to the first one.
             self.history.append(FIRST_EPOCH, self._store.log.begin())
-        elif self._store.report.pages_kept:
+        elif self._store.report.pages_kept and not self._was_slave():
             return
         else:
             self.history.append(last.number + 1, log_end)
         self._save(self.history)
+
+    def _was_slave(self) -> bool:
+        """Whether the broker was a slave when it last ran; `Broker` clears that note later."""
+        state = ReplicaState()
+        state.load(ConfigFile(self._store.disk, self._store.paths.root / ReplicaState.FILE))
+        return state.content.slave
 
     def _save(self, history: EpochHistory) -> None:
         save_epochs(self._store.disk, self._path, history)

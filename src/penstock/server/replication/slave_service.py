@@ -67,6 +67,7 @@ class ReplicationSlave:
         self.connection: MasterConnection | None = None
         self.error = ""
         self.received_bytes = 0
+        self.read_ms = self.written_ms = 0  # of the last read and the last report, by the calendar
         self._task: asyncio.Task[None] | None = None
         self._address_known = asyncio.Event()
         self._reported_ms = 0
@@ -172,6 +173,7 @@ class ReplicationSlave:
 
     def received(self, count: int) -> None:
         """Bytes have arrived and are in the log."""
+        self.read_ms = self.clock.now_ms()
         self.received_bytes += count
         if self.error:
             log.info("replication from %s continues at log offset %d", self.master, self.log.end)
@@ -269,6 +271,7 @@ class MasterConnection(asyncio.BufferedProtocol):
             report = self.session.report(self._service.clock.monotonic_ms())
             if report:
                 self._transport.write(report)
+                self._service.written_ms = self._service.clock.now_ms()
 
     def tick(self) -> None:
         """Report at least every few seconds; close the connection if the master is silent."""
