@@ -71,7 +71,7 @@ SERVERS = (
              # The disk's figures, the time; ours says its own version besides. Of an empty store
              # Apache says that it begins at -1, and of puts that there was one.
              varies=".*(commitLogDi|consumeQueueDiskRatio|runtime|EntireTimeMax|commitLogMinOffset"
-                    "|putMessageTimesTotal|penstockVersion|timerReadBehind).*")
+                    "|putMessageTimesTotal|penstock[A-Z]|timerReadBehind).*")
         for where, mark in (("-b {broker}", ""), ("-c {cluster}", "BROKER "))
     ),
     step("topicList", "TBW102", "SELF_TEST_TOPIC", "broker-a", "DefaultCluster", "BenchmarkTest",

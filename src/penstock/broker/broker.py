@@ -16,6 +16,7 @@ from penstock.broker.admin.cleanup import CleaningHandlers
 from penstock.broker.admin.consumer_admin import ConsumerHandlers
 from penstock.broker.admin.group_admin import GroupHandlers
 from penstock.broker.admin.offset_resets import ResetHandlers
+from penstock.broker.admin.replication_status import ReplicationHandlers
 from penstock.broker.admin.runtime_info import RuntimeHandlers
 from penstock.broker.admin.settings_admin import SettingsHandlers
 from penstock.broker.admin.statistics import StatisticsHandlers
@@ -157,6 +158,7 @@ class Broker:
             ResetHandlers(context),
             CleaningHandlers(context),
             RuntimeHandlers(context, self.master.timers if self.master is not None else None),
+            ReplicationHandlers(context),
             SettingsHandlers(context),
             AuthAdmin(context),
         )

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
+from penstock.broker.replication_state import ReplicationState, no_replication
 from penstock.config import LiveSettings
 from penstock.errors import NotMaster
 from penstock.rpc.answers import Answer, InThread, Reply, Suspend
@@ -88,6 +89,8 @@ class ReplicaRole:
         """Whether the master has answered the last request of this slave."""
         self.commits: dict[OffsetKey, int] = {}
         """Offsets that consumers have committed at this slave and that its master lacks."""
+        self.replication: Callable[[], ReplicationState] = no_replication
+        """Says how the replication is going. The server replaces it when it replicates."""
 
     def refusal(self, why: str = "this broker is a slave") -> NotMaster:
         """The answer to a request that only the master serves."""

@@ -2,6 +2,7 @@
 
 from penstock.broker.context import BrokerContext
 from penstock.broker.delay.timers import Timers
+from penstock.broker.replication_state import ReplicationState
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.json_replies import reply_from_pool, reply_with
@@ -9,8 +10,7 @@ from penstock.rpc.router import Row
 from penstock.store.store import MessageStore
 from penstock.version import VERSION
 from penstock.wire.bodies.client_bodies import KVTable
-from penstock.wire.bodies.cluster_bodies import HARuntimeInfo
-from penstock.wire.codes import MASTER_ID, RequestCode
+from penstock.wire.codes import RequestCode
 
 PROTOCOL = "V5_4_0"
 """The RocketMQ version whose protocol the broker speaks, as tools print it."""
@@ -43,7 +43,7 @@ _UNUSED = {
 
 
 class RuntimeHandlers:
-    """GET_BROKER_RUNTIME_INFO, GET_BROKER_HA_STATUS, GET_TIMER_…."""
+    """GET_BROKER_RUNTIME_INFO, GET_TIMER_…."""
 
     def __init__(self, context: BrokerContext, timers: Timers | None) -> None:
         """Without `timers` it is a slave, which serves no requests for the timer."""
@@ -53,7 +53,6 @@ class RuntimeHandlers:
     def rows(self) -> list[Row]:
         return [
             Row(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime_info),
-            Row(RequestCode.GET_BROKER_HA_STATUS, self.replication),
             Row(RequestCode.GET_TIMER_CHECK_POINT, self.timer_checkpoint),
             Row(RequestCode.GET_TIMER_METRICS, self.timer_metrics),
         ]
@@ -74,6 +73,7 @@ class RuntimeHandlers:
             "commitLogMaxOffset": str(store.log.end),
             "commitLogMinOffset": str(store.log.begin()),
             "penstockVersion": VERSION,
+            **_replication_info(context.role.replication()),
             "remainHowManyDataToFlush": human_bytes(store.log.end - store.flusher.flushed()),
             "runtime": human_duration(command.now_ms - context.started_ms),
         }
@@ -81,15 +81,6 @@ class RuntimeHandlers:
         return reply_from_pool(
             lambda: KVTable(
                 table=dict(sorted({**table, **_disk_info(store, confirm_offset)}.items()))
-            )
-        )
-
-    def replication(self, command: Command) -> Answer:
-        """The replicas of this broker: none are connected."""
-        return reply_with(
-            HARuntimeInfo(
-                master=self._context.settings.current.broker.id == MASTER_ID,
-                master_commit_log_max_offset=self._context.store.log.end,
             )
         )
 
@@ -134,6 +125,18 @@ def _delay_info(context: BrokerContext) -> dict[str, str]:
         f"scheduleMessageOffset_{level}": f"{offset},{end}"
         for level, offset, end in context.delay.progress()
     }
+
+
+def _replication_info(state: ReplicationState) -> dict[str, str]:
+    """What RocketMQ's tools do not know; `penstock cluster status` shows it."""
+    info = {"penstockRole": state.role}
+    if state.epochs is not None:  # only then slaves have broker ids
+        in_sync = [slave.name for slave in state.slaves if slave.in_sync]
+        info["penstockInSyncSlaves"] = ",".join(in_sync)
+    if state.master is not None:
+        info["penstockMasterConnected"] = "true" if state.master.connected else "false"
+        info["penstockReplicationError"] = state.master.error
+    return info
 
 
 def _disk_info(store: MessageStore, confirm_offset: int) -> dict[str, str]:

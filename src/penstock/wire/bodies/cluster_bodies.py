@@ -4,6 +4,7 @@ The rules of `client_bodies` apply.
 """
 
 from penstock.wire.bodies.client_bodies import Body, Int, Long
+from penstock.wire.java_numbers import LONG_MAX
 
 # --- users ---------------------------------------------------------------------------------------
 
@@ -73,3 +74,21 @@ class HARuntimeInfo(Body):
     in_sync_slave_nums: Int = 0
     ha_connection_info: list[HAConnectionRuntimeInfo] = []
     ha_client_runtime_info: HAClientRuntimeInfo = HAClientRuntimeInfo()
+
+
+class EpochEntry(Body):
+    """The part of the log that one master wrote; the last one has no end yet."""
+
+    epoch: Int = 0
+    start_offset: Long = 0
+    end_offset: Long = LONG_MAX
+
+
+class EpochEntryCache(Body):
+    """GET_BROKER_EPOCH_CACHE."""
+
+    cluster_name: str | None = None
+    broker_name: str | None = None
+    broker_id: Long = 0
+    epoch_list: list[EpochEntry] = []
+    max_offset: Long = 0

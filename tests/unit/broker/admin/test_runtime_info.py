@@ -15,7 +15,6 @@ from penstock.rpc.command import Command
 from penstock.store.put import ILLEGAL
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import DataVersion, KVTable
-from penstock.wire.bodies.cluster_bodies import HARuntimeInfo
 from penstock.wire.bodies.table_bodies import TimerCheckpoint, TimerMetricsSerializeWrapper
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.java_properties import parse_properties
@@ -99,15 +98,6 @@ def test_sizes_and_durations_are_readable() -> None:
         "5.0 TiB",
     ]
     assert human_duration(90_061_999) == "[ 1 days, 1 hours, 1 minutes, 1 seconds ]"
-
-
-def test_master_without_replicas(env: AdminFixture) -> None:
-    env.put("orders")
-    family = RuntimeHandlers(env.context, env.timers)
-    info = decoded(family, HARuntimeInfo, RequestCode.GET_BROKER_HA_STATUS)
-    assert info == HARuntimeInfo(
-        master=True, master_commit_log_max_offset=env.store.log.end, in_sync_slave_nums=0
-    )
 
 
 def test_an_unused_timer_has_no_messages(env: AdminFixture) -> None:
