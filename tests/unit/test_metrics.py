@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.broker.broker_metrics import broker_metrics
 from penstock.broker.consumers.client_groups import GroupMember
+from penstock.broker.replica_role import ReplicaRole
 from penstock.broker.stats import FlowCounter
 from penstock.config import BrokerConfig, LiveSettings, Settings
 from penstock.metrics import Registry, Sample
@@ -119,6 +120,7 @@ def fake_broker() -> Any:
     go = GroupMember(2, "c2", "h:2", 9, 317, 0)
     group = SimpleNamespace(name="pay", consume_type="CONSUME_PASSIVELY", members={1: java, 2: go})
     context = SimpleNamespace(
+        role=ReplicaRole(),
         settings=LiveSettings(Settings(broker=BrokerConfig(name="broker-b", cluster="C"))),
         store=store,
         topics=SimpleNamespace(table=SimpleNamespace(topics={"a": 1, "b": 2})),
@@ -138,6 +140,7 @@ def fake_broker() -> Any:
     )  # fmt: skip
     return SimpleNamespace(
         context=context,
+        master=SimpleNamespace(),
         send=SimpleNamespace(sent=8, refused=2),
         dead_letters=SimpleNamespace(counts={("pay", "orders"): 2}),
         timers=SimpleNamespace(add_metrics=lambda registry: None),
@@ -217,6 +220,8 @@ def broker_registry(broker: Any = None) -> Registry:
         ("penstock_refused_total", {"cause": "NoPermission"}, 4),
         ("penstock_requests_total", {}, 99),
         ("penstock_loop_lag_ms_max", {}, 4.5),
+        ("penstock_replication_role", {"role": "async_master"}, 1),
+        ("penstock_replication_role", {"role": "slave"}, 0),
         ("penstock_nameserver_registered", {"nameserver": "n1:9876"}, 1),
         ("penstock_nameserver_registered", {"nameserver": "n2:9876"}, 0),
         ("penstock_nameserver_success_timestamp_seconds", {"nameserver": "n1:9876"}, 5.5),
@@ -241,6 +246,8 @@ def test_every_metric_is_on_its_page(tmp_path: Path) -> None:
     text = PAGE.read_text()
     with broker_fixture(tmp_path) as env:
         families = broker_registry(env.broker).families
+    with broker_fixture(tmp_path / "slave", role=ReplicaRole(slave=True)) as env:
+        families += broker_registry(env.broker).families
     for family in families:
         assert f"`{family.name}`" in text, f"docs/metrics.md does not explain {family.name}"
         for label in family.labels:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from penstock.broker.context import BrokerContext
+from penstock.broker.replication_metrics import add_replication_metrics
 from penstock.broker.stats import FlowCounter
 from penstock.metrics import Registry, Sample
 from penstock.wire.codes import (
@@ -41,6 +42,7 @@ def broker_metrics(broker: Broker) -> Registry:
     _add_clients(registry, broker.context)
     _add_storage(registry, broker.context)
     _add_requests(registry, broker)
+    add_replication_metrics(registry, broker.context)
     return registry
 
 
