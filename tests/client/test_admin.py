@@ -136,6 +136,26 @@ async def test_runtime_statistics_of_brokers_are_read(env: Environment) -> None:
         assert (await admin.broker_runtime_info("broker-a")).raw["brokerVersionDesc"] == "V5_4_0"
 
 
+async def test_the_replicas_of_a_cluster_are_listed(env: Environment) -> None:
+    ours = env.cluster.kind == "penstock"
+    async with AsyncAdmin(env.nameservers) as admin:
+
+        async def asked() -> bool:
+            """Apache 5.5 answers with an error until it has sampled its statistics."""
+            return all(replica.problem is None for replica in await admin.replicas())
+
+        await eventually(asked)
+        replicas = await admin.replicas("DefaultCluster")
+        assert [(r.broker.name, r.broker.id) for r in replicas] == [
+            ("broker-a", 0),
+            ("broker-b", 0),
+        ]
+        for replica in replicas:
+            assert replica.role == ("async_master" if ours else "master")
+            assert replica.epoch is None  # broker.conf: the static protocol
+            assert replica.log_end is not None
+
+
 async def test_settings_of_brokers_and_nameservers(env: Environment) -> None:
     async with AsyncAdmin(env.nameservers) as admin:
         before = await admin.broker_settings("broker-a")

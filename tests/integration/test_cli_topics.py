@@ -83,6 +83,19 @@ def test_create_describe_and_delete_a_topic(up: Up) -> None:
     assert len(error.splitlines()) == 1
 
 
+def test_cluster_status_of_masters_without_slaves(up: Up) -> None:
+    lines = run(up, "cluster", "status").stdout.splitlines()
+    assert lines[0].startswith("BROKER    ID  ADDRESS ")
+    assert [line.split()[:2] for line in lines[1:]] == [["broker-a", "0"], ["broker-b", "0"]]
+    assert lines[1].split()[2:5] == [up.broker_address, "async_master", "1"]
+    assert lines[1].split()[6:] == ["-", "-"]
+    decoded = json.loads(run(up, "cluster", "status", "--json").stdout)
+    assert [(one["broker"], one["id"], one["behind"], one["in_sync"]) for one in decoded] == [
+        ("broker-a", 0, None, None),
+        ("broker-b", 0, None, None),
+    ]
+
+
 def test_every_setting_of_a_topic(up: Up) -> None:
     made = run(
         up, "topic", "create", "shaped", "--read-queues", 4, "--write-queues", 2, "--order",

@@ -7,10 +7,10 @@ async with AsyncAdmin("localhost:9876") as admin:
     await admin.apply_reset(result.undo)
 """
 
-from penstock.client.admin.admin_cluster import ClusterAdmin
 from penstock.client.admin.admin_groups import GroupChanges
 from penstock.client.admin.admin_messages import MessageAdmin
 from penstock.client.admin.admin_offsets import OffsetAdmin, ResetTo
+from penstock.client.admin.admin_replication import ReplicaStatus, ReplicationAdmin
 from penstock.client.admin.admin_values import (
     BrokerAddress,
     BrokerFigures,
@@ -55,6 +55,7 @@ __all__ = [
     "QueueMove",
     "QueueProgress",
     "QueueState",
+    "ReplicaStatus",
     "ResetPlan",
     "ResetResult",
     "ResetTo",
@@ -67,7 +68,7 @@ __all__ = [
 ]
 
 
-class AsyncAdmin(OffsetAdmin, MessageAdmin, ClusterAdmin):
+class AsyncAdmin(OffsetAdmin, MessageAdmin, ReplicationAdmin):
     """Topics, groups, progress, messages, brokers and NameServers of a cluster.
 
     Queries skip brokers that can't be reached; the result or the log names them.

@@ -79,6 +79,7 @@ class Admin(SyncClient[AsyncAdmin]):
     resend_dead_letters = blocking(AsyncAdmin.resend_dead_letters)
 
     cluster = blocking(AsyncAdmin.cluster)
+    replicas = blocking(AsyncAdmin.replicas)
     broker_runtime_info = blocking(AsyncAdmin.broker_runtime_info)
     broker_figures = broker_runtime_info  # the name before 0.1.0 was released
     broker_settings = blocking(AsyncAdmin.broker_settings)
