@@ -1,18 +1,22 @@
 """A master and its slave over real sockets, in this process, in both protocols."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from penstock.config import BrokerConfig, NameServerConfig, Settings, StoreConfig
+from penstock.config import AccessConfig, BrokerConfig, NameServerConfig, Settings, StoreConfig
 from penstock.config.replication_settings import ReplicationConfig
+from penstock.errors import BadSetting
 from penstock.server.broker_service import BrokerService
 from penstock.server.nameserver_service import NameServerService
+from penstock.server.replication.replication import UNSUPERVISED_MAX
 from penstock.store.store import MessageStore
 from penstock.transport.peer import Peer
 from penstock.wire.codes import ResponseCode
@@ -237,7 +241,7 @@ def test_a_log_that_was_written_by_a_replaced_master_is_truncated(
         async with pair.broker("master") as (client, master):
             store = master.broker.context.store
             common = store.log.end
-            master.replication.history.append(2, common)
+            master.replication.history.append(UNSUPERVISED_MAX + 10, common)
             for number in range(200, 230):
                 await send(client, number)
             async with pair.broker("slave") as (_, slave):
@@ -250,5 +254,71 @@ def test_a_log_that_was_written_by_a_replaced_master_is_truncated(
                 await assert_equal(master, slave)
                 saved = slave.broker.context.store.paths.truncated.iterdir()
                 assert [path.read_bytes() for path in saved] == [lost[common:]]
+
+    run(body())
+
+
+def test_the_ha_port_is_closed_if_it_would_show_protected_messages(
+    tmp_path: Path,
+    run: Run,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def body(host: str, secret: str) -> bool:
+        pair = Pair(tmp_path, host=host, secret=secret)
+        settings = pair.settings("master")
+        settings = msgspec.structs.replace(
+            settings,
+            access=AccessConfig(authentication=True, initial_user="admin:secret123"),
+            broker=msgspec.structs.replace(settings.broker, host="0.0.0.0", announce="127.0.0.1"),
+        )
+        service = BrokerService(settings)
+        await service.start()
+        opened = service.replication.listening
+        await service.stop()
+        return opened
+
+    async def all_of_them() -> None:
+        assert not await body("", "")
+        assert "set replication.secret" in caplog.text
+        assert await body("", "secret")
+        assert await body("127.0.0.1", "")
+
+    run(all_of_them())
+
+
+def test_a_peer_that_is_no_slave_is_disconnected(
+    tmp_path: Path,
+    run: Run,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.server.replication.master_service.AUTHENTICATION_MS", 300)
+
+    async def body() -> None:
+        for secret, sent in (("secret", b"PENST"), ("secret", bytes(100)), ("", b"\xff" * 64)):
+            pair = Pair(tmp_path, secret=secret)
+            async with pair.broker("master") as (client, _):
+                reader, writer = await asyncio.open_connection("127.0.0.1", pair.ha_port)
+                writer.write(sent)
+                with contextlib.suppress(ConnectionResetError):
+                    assert await asyncio.wait_for(reader.read(), 20) == b""
+                writer.close()
+                with contextlib.suppress(ConnectionResetError):
+                    await writer.wait_closed()
+                assert (await send(client, 1)).code == 0
+
+    run(body())
+
+
+def test_a_sync_master_without_a_port_for_slaves_does_not_start(
+    tmp_path: Path,
+    run: Run,  # noqa: F811
+) -> None:
+    """It would acknowledge messages of which there is one copy."""
+    pair = Pair(tmp_path)
+
+    async def body() -> None:
+        service = BrokerService(pair.settings("master", role="sync_master", port=0))
+        with pytest.raises(BadSetting, match="the HA port is off"):
+            await service.start()
 
     run(body())

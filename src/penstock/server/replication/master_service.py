@@ -43,6 +43,7 @@ UNSENT_BYTES_MAX = 256 * 1024
 FRAMES_AT_ONCE = 4
 """Frames to one slave in one loop iteration."""
 TICK_SECONDS = 0.25
+AUTHENTICATION_MS = 5_000
 
 
 class ReplicationMaster:
@@ -86,9 +87,8 @@ class ReplicationMaster:
         self._tick()
 
     @property
-    def port(self) -> int:
-        assert self._listener is not None
-        return self._listener.port
+    def listening(self) -> bool:
+        return self._listener is not None
 
     async def close(self) -> None:
         """Close the port and all connections."""
@@ -198,6 +198,7 @@ class SlaveConnection(asyncio.Protocol):
         self.sent_bytes = 0
         self._paused = False
         self._reading = False  # the pool reads the next frame
+        self._made_ms = service.clock.monotonic_ms()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -311,6 +312,8 @@ class SlaveConnection(asyncio.Protocol):
     def tick(self, now_ms: int) -> None:
         """Send a heartbeat if one is due; close a silent connection."""
         if self.session is None:
+            if now_ms - self._made_ms > AUTHENTICATION_MS:
+                self.close("it did not authenticate itself")
             return
         try:
             self.session.check_idle(now_ms)

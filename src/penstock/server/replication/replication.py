@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.broker.replica_state import ReplicaState
 from penstock.config.settings import ha_port
-from penstock.errors import PenstockError
+from penstock.errors import BadSetting, PenstockError
 from penstock.replication.epoch_file import load_epochs, save_epochs
 from penstock.replication.epochs import EpochHistory
+from penstock.server.listener import is_loopback
 from penstock.server.metadata_sync import MetadataSync
 from penstock.server.replication.master_service import ReplicationMaster
 from penstock.server.replication.slave_service import ReplicationSlave
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 
 EPOCH_FILE = "epochFileCheckpoint"
 FIRST_EPOCH = 1
+UNSUPERVISED_MAX = 1_000
+"""By how much the number of the epoch grows at most when a slave becomes the master by hand."""
 CALL_MS = 3_000
 
 
@@ -75,10 +79,14 @@ class Replication:
         if last is None:
             # What was stored before there were epochs belongs to the first one.
             self.history.append(FIRST_EPOCH, self._store.log.begin())
-        elif self._store.report.pages_kept and not self._was_slave():
-            return
-        else:
+        elif self._was_slave():
+            # Nobody counts the masters: an old one that is still running, or another slave, may
+            # begin an epoch here as well. Equal numbers would hide that their logs differ.
+            self.history.append(last.number + random.randint(2, UNSUPERVISED_MAX), log_end)
+        elif not self._store.report.pages_kept:
             self.history.append(last.number + 1, log_end)
+        else:
+            return
         self._save(self.history)
 
     def _was_slave(self) -> bool:
@@ -89,6 +97,11 @@ class Replication:
 
     def _save(self, history: EpochHistory) -> None:
         save_epochs(self._store.disk, self._path, history)
+
+    @property
+    def listening(self) -> bool:
+        """Whether slaves can connect."""
+        return self.master is not None and self.master.listening
 
     async def start(
         self, broker: Broker, after_work: Callable[[], None], sign: Sign | None
@@ -102,20 +115,47 @@ class Replication:
     async def _serve(self, after_work: Callable[[], None]) -> None:
         config = self._settings.current
         port = ha_port(config)
-        if port == 0 or (config.broker.port == 0 and config.replication.port < 0):
+        host = config.replication.host or config.broker.host
+        unused = port == 0 or (config.broker.port == 0 and config.replication.port < 0)
+        if unused or not self._may_listen(host):
+            if config.replication.role == "sync_master":
+                raise BadSetting(
+                    "replication.role is sync_master, but slaves can't connect: the HA port is off",
+                    hint="set replication.port and, with access control, replication.secret; or "
+                    "set replication.role to async_master",
+                )
             return
         durable = config.replication.protocol == "static" and config.store.sync_flush
         master_log = StoreMasterLog(self._store, self.history, flushed_only=durable)
         self.master = ReplicationMaster(
             self._settings, self._store, master_log, self._clock, after_work
         )
-        host = config.replication.host or config.broker.host
         try:
             await self.master.start(host, port, Tls.of(config.tls))
         except OSError as error:
             if config.replication.role == "sync_master":
                 raise
             log.warning("slaves can't connect: port %d (replication.port): %s", port, error)
+
+    def _may_listen(self, host: str) -> bool:
+        """Whether the HA port may be opened: whoever connects to it reads all messages."""
+        config = self._settings.current
+        checked = config.replication.secret or config.tls.client_auth == "require"
+        if checked or is_loopback(host):
+            return True
+        if config.access.authentication and not config.replication.host:
+            log.warning(
+                "slaves can't connect: access control is on, and the HA port would show all "
+                "messages to everybody; set replication.secret, or replication.host to an address "
+                "that only slaves reach"
+            )
+            return False
+        log.warning(
+            "every peer that reaches the HA port on %s may read all messages "
+            "(replication.secret is not set)",
+            host or "all addresses",
+        )
+        return True
 
     def _follow(self, broker: Broker, after_work: Callable[[], None], sign: Sign | None) -> None:
         ssl = outgoing_context(self._settings.current.tls)

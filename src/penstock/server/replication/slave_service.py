@@ -31,6 +31,7 @@ READ_BYTES = 1024 * 1024
 CONNECT_SECONDS = 5.0
 RETRY_MS, RETRY_MS_MAX = 250, 5_000
 TICK_MS = 250
+AUTHENTICATION_MS = 5_000
 PROGRESS_MS = 10_000
 """How often a slave that catches up logs its progress."""
 BEHIND_BYTES = 64 * 1024 * 1024
@@ -208,6 +209,7 @@ class MasterConnection(asyncio.BufferedProtocol):
         self._authentication = service.new_authentication()
         self.session: SlaveSession | None = None
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._made_ms = service.clock.monotonic_ms()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -275,10 +277,13 @@ class MasterConnection(asyncio.BufferedProtocol):
 
     def tick(self) -> None:
         """Report at least every few seconds; close the connection if the master is silent."""
+        now_ms = self._service.clock.monotonic_ms()
         if self.session is None:
+            if now_ms - self._made_ms > AUTHENTICATION_MS:
+                self._fail(ReplicationError("the master did not authenticate itself"))
             return
         try:
-            self.session.check_idle(self._service.clock.monotonic_ms())
+            self.session.check_idle(now_ms)
         except ReplicationError as error:
             self._fail(error)
             return

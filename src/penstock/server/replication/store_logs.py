@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from penstock.errors import WriteStopped
 from penstock.replication.epochs import EpochHistory
 from penstock.store.put import OFFSET_MAX
 from penstock.store.received_log import ReceivedLog
@@ -91,6 +92,9 @@ class StoreSlaveLog:
         self.received.restart(offset)
 
     def receive(self, data: memoryview) -> None:
+        refusal = self._store.writer.refusal
+        if isinstance(refusal, WriteStopped):  # what is on the disk is not known any more
+            raise refusal
         self.received.receive(data)
 
     def follow(self, history: EpochHistory) -> None:
