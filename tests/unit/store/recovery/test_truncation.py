@@ -77,5 +77,5 @@ def test_a_damaged_request_refuses_the_start(tmp_path: Path) -> None:
     store = open_store(tmp_path, CONFIG, disk)
     store.close()
     store.paths.truncation.write_bytes(b"{")
-    with pytest.raises(StoreDamaged, match="penstock.truncation is damaged"):
+    with pytest.raises(StoreDamaged, match=r"penstock\.truncation is damaged"):
         open_store(tmp_path, CONFIG, FaultyDisk(tmp_path))
