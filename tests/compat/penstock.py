@@ -108,15 +108,20 @@ class Up(Server):
     _announcement = "penstock is up"
 
     def __init__(
-        self, directory: Path, *options: str, brokers: int = 1, timeout: float = 30.0
+        self,
+        directory: Path,
+        *options: str,
+        brokers: int = 1,
+        replicas: int = 1,
+        timeout: float = 30.0,
     ) -> None:
         port = apache.free_port()
-        broker_port = apache.free_port(above=10 * brokers)
+        broker_port = apache.free_port(above=10 * brokers * replicas)
         super().__init__(directory, port, {}, timeout)
         self.broker_address = f"127.0.0.1:{broker_port}"
         self._arguments = (
             *("--data", str(directory / "data"), "--host", "127.0.0.1"),
             *("--nameserver-port", str(port), "--broker-port", str(broker_port)),
-            *("--brokers", str(brokers), "--no-console"),
+            *("--brokers", str(brokers), "--replicas", str(replicas), "--no-console"),
             *options,
         )

@@ -7,15 +7,16 @@ same steps, and all that is printed is compared by lines.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.depth import DEPTH, rounds
 
-from . import maven
+from . import maven, penstock
 from .clusters import Cluster
-from .mqadmin_clusters import apache_cluster, our_cluster
+from .mqadmin_clusters import NAME, apache_cluster, our_cluster
 from .mqadmin_runner import StepRunner, compare
 from .mqadmin_shell import AdminShell, Printed
 from .mqadmin_steps import ACCESS_STEPS, ALL_STEPS, Step
@@ -62,6 +63,25 @@ def test_every_command_says_the_same_facts(tmp_path: Path, version: str) -> None
 @pytest.mark.parametrize("version", maven.SERVER_VERSIONS[: rounds(ci=1, proof=2)])
 def test_access_control_holds_for_commands(tmp_path: Path, version: str) -> None:
     judge(ACCESS_STEPS, tmp_path, version, access=True)
+
+
+@pytest.mark.parametrize("version", maven.SERVER_VERSIONS[: rounds(ci=1, proof=2)])
+def test_ha_status_and_epochs_of_a_master_and_its_slave(tmp_path: Path, version: str) -> None:
+    with (
+        penstock.Up(tmp_path / "up", replicas=2) as up,
+        AdminShell(up.address, tmp_path / "tool", version) as shell,
+    ):
+        steps = StepRunner(Cluster(up.address, NAME, up.broker_address), shell)
+        wanted = Step("haStatus -b {broker}", ("#SlaveNum 1", "#InSyncSlaveNum 1"), again=True)
+        (status,) = steps.run([wanted])
+        assert not steps.problems(wanted, status)
+        assert re.search(r"#MasterCommitLogMaxOffset\s+\d+", status.out), status
+        host, port = up.broker_address.split(":")
+        slave = f"{host}:{int(port) + 10}"
+        shown = shell.run("haStatus", "-n", up.address, "-b", slave).out
+        assert re.search(rf"#MasterAddr\s+{host}:{int(port) + 1}\b", shown), shown
+        shown = shell.run("getBrokerEpoch", "-n", up.address, "-b", NAME).out
+        assert len(re.findall(r"#Epoch: EpochEntry\{epoch=1,", shown)) == 2, shown
 
 
 def test_mqadmin_as_a_process_ends_well(cluster: Cluster) -> None:

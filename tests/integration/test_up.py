@@ -170,6 +170,41 @@ def test_up_starts_all_servers_and_sigterm_stops_them(
     assert not any(map(is_open, (port, port + 1, port + 11)))
 
 
+def cluster_status(port: int) -> list[dict[str, object]]:
+    command = [sys.executable, "-m", "penstock.cli.main", "cluster", "status", "--json"]
+    shown = subprocess.run(
+        [*command, "-n", f"{LOOPBACK}:{port}"], capture_output=True, check=True, timeout=PATIENCE_S
+    )
+    found: list[dict[str, object]] = json.loads(shown.stdout)
+    return found
+
+
+def test_up_runs_slaves_and_sigterm_stops_them(start: Start, port: int, tmp_path: Path) -> None:
+    program = up(start, port, tmp_path / "d", "--replicas", 2)
+    ready = program.line("^penstock is up")
+    assert f"broker-a {LOOPBACK}:{port + 1}, broker-a-slave-1 {LOOPBACK}:{port + 11};" in ready
+    sent = start("send", "-n", f"{LOOPBACK}:{port}", "Greetings", "hello", "--json")
+    assert json.loads(sent.line("status"))["status"] == "SEND_OK"
+    wait_until(lambda: cluster_status(port)[1]["in_sync"] is True)
+    master, slave = cluster_status(port)
+    assert (master["role"], master["id"], master["epoch"]) == ("sync_master", 0, 1)
+    assert (slave["role"], slave["id"], slave["epoch"]) == ("slave", 1, 1)
+    assert slave["address"] == f"{LOOPBACK}:{port + 11}"
+    assert slave["log_end"] == master["log_end"] != 0
+    assert slave["behind"] == 0
+    assert all(is_open(base + more) for base in (port + 1, port + 11) for more in (0, 2))
+    assert {path.name for path in (tmp_path / "d").iterdir()} == {
+        "nameserver",
+        "broker-a",
+        "broker-a-slave-1",
+    }
+    children = program.children()
+    assert len(children) == 2
+    assert program.stop() == 0
+    assert not any(map(is_running, children))
+    assert "Traceback" not in "".join(program.heard)
+
+
 def test_a_killed_broker_is_restarted_and_logged(start: Start, port: int, tmp_path: Path) -> None:
     program = up(start, port, tmp_path)
     program.line("^penstock is up")

@@ -51,7 +51,8 @@ def broker(
     }
     loaded = startup.load_settings(config_file, "broker", flags)
     config = loaded.settings.broker
-    startup.prepare(loaded, log_form, config.name, warn=supervised is None)
+    process = f"{config.name}-slave-{config.id}" if config.id else config.name
+    startup.prepare(loaded, log_form, process, warn=supervised is None)
     if supervised is None:
         from penstock.cli.terminal import say_if_uncompiled
 

@@ -43,8 +43,16 @@ class ChildStartError(PenstockError):
 class ChildProcess:
     """A child process that is restarted whenever it ends."""
 
-    def __init__(self, name: str, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        after: ChildProcess | None = None,
+    ) -> None:
+        """It is started when `after` is ready for the first time."""
         self.name = name
+        self._after = after
         self.ready = asyncio.Event()
         self._command = command
         self._environ = environ
@@ -53,6 +61,8 @@ class ChildProcess:
 
     async def supervise(self) -> None:
         """Run the child until `stop`; raises ChildStartError if it fails before it is ready."""
+        if self._after is not None:
+            await _either(self._after.ready, self._stopping)
         loop = asyncio.get_running_loop()
         delay_s = DELAY_S
         while not self._stopping.is_set():
@@ -149,6 +159,16 @@ def _catch_signals(stopped: asyncio.Event, children: Sequence[ChildProcess]) -> 
 async def _all_ready(children: Sequence[ChildProcess]) -> None:
     for child in children:
         await child.ready.wait()
+
+
+async def _either(*events: asyncio.Event) -> None:
+    """Wait until one of the events is set."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await _first_of(*waiting)
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 async def _first_of(*futures: asyncio.Future[Any]) -> None:

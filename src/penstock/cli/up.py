@@ -4,6 +4,7 @@ import os
 import string
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 import msgspec
@@ -15,8 +16,10 @@ from penstock.config.sources import LoadedSettings
 from penstock.errors import BadSetting
 
 PORTS_APART = 10
-"""The distance between the ports of two brokers: +1 is for replication, +2 for the probe."""
+"""The distance between the ports of two brokers: +1 is for replication, +2 for the probe, -2 for
+the VIP channel."""
 BROKERS_MAX = len(string.ascii_lowercase)
+REPLICAS_MAX = 8
 _WILDCARDS = ("0.0.0.0", "::", "")
 
 EXAMPLE = """
@@ -69,6 +72,13 @@ or with RocketMQ's mqadmin:
     help="Number of brokers. Each is a process and uses one core.",
 )
 @click.option(
+    "--replicas",
+    type=click.IntRange(1, REPLICAS_MAX),
+    default=1,
+    show_default=True,
+    help="Number of copies of each message: a master and its slaves. Each is a process.",
+)
+@click.option(
     "--console-port",
     type=startup.PORT,
     default=8080,
@@ -85,6 +95,7 @@ def up(
     nameserver_port: int | None,
     broker_port: int | None,
     brokers: int,
+    replicas: int,
     console_port: int,
     no_console: bool,
     announce: str | None,
@@ -105,28 +116,42 @@ def up(
         "broker.announce": ("--announce", announce),
     }
     loaded = startup.load_settings(config_file, "broker", flags)
-    layout = ClusterLayout(loaded, data, brokers)
+    layout = ClusterLayout(loaded, data, brokers, replicas)
     startup.prepare(loaded, log_form, "penstock")
     say_if_uncompiled()
 
     async def main() -> None:
-        children = [
-            ChildProcess(
-                name, layout.command(number, config_file, log_form), layout.environ(number)
-            )
-            for number, name in enumerate(layout.names)
-        ]
+        children: list[ChildProcess] = []
+        for number, member in enumerate(layout.members):
+            # Slaves are started later: the NameServer tells them where their master is.
+            after = children[layout.master_of(member)] if member.slave else None
+            command = layout.command(number, config_file, log_form)
+            children.append(ChildProcess(str(member), command, layout.environ(number), after))
         await supervise(layout.settings, children, lambda: startup.say(layout.announcement()))
 
     startup.serve(main)
     return 0
 
 
+class Member(NamedTuple):
+    """A broker of `penstock up`; `slave` is the broker id of a slave, and 0 for a master."""
+
+    name: str
+    slave: int
+
+    def __str__(self) -> str:
+        return f"{self.name}-slave-{self.slave}" if self.slave else self.name
+
+
 class ClusterLayout:
     """The addresses and data directories of the servers of `penstock up`."""
 
-    def __init__(self, loaded: LoadedSettings, data: Path | None, brokers: int) -> None:
+    def __init__(
+        self, loaded: LoadedSettings, data: Path | None, brokers: int, replicas: int
+    ) -> None:
         settings = loaded.settings
+        self._replicas = replicas
+        self._given = loaded.given
         broker = settings.broker
         self.base = data or Path("penstock-data")
         self._own_data = "broker.data" in loaded.given and data is None and brokers == 1
@@ -134,11 +159,13 @@ class ClusterLayout:
             self.names = [broker.name]
         else:
             self.names = [f"broker-{letter}" for letter in string.ascii_lowercase[:brokers]]
-        last = broker.port + PORTS_APART * (brokers - 1) + 2
+        self.members = [Member(name, slave) for slave in range(replicas) for name in self.names]
+        """The masters first, so that their ports do not depend on the number of replicas."""
+        last = broker.port + PORTS_APART * (len(self.members) - 1) + 2
         if last > PORT_MAX:
             raise BadSetting(
-                f"{brokers} brokers from port {broker.port} need ports up to {last}; the highest "
-                f"port is {PORT_MAX}",
+                f"{len(self.members)} brokers from port {broker.port} need ports up to {last}; the "
+                f"highest port is {PORT_MAX}",
                 hint="choose a lower --broker-port",
             )
         nameserver = settings.nameserver
@@ -151,10 +178,16 @@ class ClusterLayout:
     def port(self, number: int) -> int:
         return self.settings.broker.port + PORTS_APART * number
 
+    def master_of(self, member: Member) -> int:
+        """The number of a member's master."""
+        return self.names.index(member.name)
+
     def directory(self, number: int) -> Path:
-        if self._own_data:
-            return Path(self.settings.broker.data)
-        return self.base / self.names[number]
+        member = self.members[number]
+        if not self._own_data:
+            return self.base / str(member)
+        own = Path(self.settings.broker.data)
+        return own.with_name(f"{own.name}-slave-{member.slave}") if member.slave else own
 
     def command(self, number: int, config_file: Path | None, log_form: str) -> list[str]:
         """The command line of one broker."""
@@ -164,17 +197,38 @@ class ClusterLayout:
             command += ["--config", str(config_file)]
         command += ["--nameservers", self._nameserver_address(self.settings.nameserver.host)]
         command += ["--host", broker.host, "--port", str(self.port(number))]
-        command += ["--name", self.names[number], "--data", str(self.directory(number))]
+        command += ["--name", self.members[number].name, "--data", str(self.directory(number))]
         command += ["--announce", broker.announce] if broker.announce else []
         return [*command, "--log", log_form, "--supervised", str(os.getpid())]
 
     def environ(self, number: int) -> dict[str, str]:
-        """The environment of one broker: each needs its own probe port."""
+        """The environment of one broker: its own ports and, with slaves, its role."""
         environ = dict(os.environ)
-        probe = self.settings.broker.probe_port
-        if probe > 0:
-            environ["PENSTOCK_BROKER_PROBE_PORT"] = str(probe + PORTS_APART * number)
+        for name, port in (
+            ("PENSTOCK_BROKER_PROBE_PORT", self.settings.broker.probe_port),
+            ("PENSTOCK_BROKER_VIP_PORT", self.settings.broker.vip_port),
+            ("PENSTOCK_REPLICATION_PORT", self.settings.replication.port),
+        ):
+            if port > 0:
+                environ[name] = str(port + PORTS_APART * number)
+        if self._replicas > 1:
+            environ |= self._role(self.members[number])
         return environ
+
+    def _role(self, member: Member) -> dict[str, str]:
+        """The settings of a master or a slave."""
+        replication = self.settings.replication
+        if member.slave:
+            role = "slave"
+        else:
+            own = "replication.role" in self._given and replication.role != "slave"
+            role = replication.role if own else "sync_master"
+        protocol = replication.protocol if "replication.protocol" in self._given else "epochs"
+        return {
+            "PENSTOCK_BROKER_ID": str(member.slave),
+            "PENSTOCK_REPLICATION_ROLE": role,
+            "PENSTOCK_REPLICATION_PROTOCOL": protocol,
+        }
 
     def announcement(self) -> str:
         """The ready line, followed by examples to copy."""
@@ -182,7 +236,7 @@ class ClusterLayout:
         address = self._nameserver_address(broker.announce or self.settings.nameserver.host)
         host = broker.announce or broker.host
         brokers = ", ".join(
-            f"{name} {host}:{self.port(number)}" for number, name in enumerate(self.names)
+            f"{member} {host}:{self.port(number)}" for number, member in enumerate(self.members)
         )
         where = self.directory(0) if self._own_data else self.base
         line = f"penstock is up: NameServer {address}, {brokers}; data in {where.absolute()}"
