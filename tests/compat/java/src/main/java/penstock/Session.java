@@ -60,6 +60,7 @@ public final class Session {
         commands.put("golden.verify", given -> Verify.read(given.map("document")));
         commands.putAll(serverCommands("penstock.server.Admins"));
         commands.putAll(serverCommands("penstock.server.Pops"));
+        commands.putAll(serverCommands("penstock.server.ReplicatedStores"));
         commands.putAll(serverCommands("penstock.server.Tools"));
         BufferedReader input =
             new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
