@@ -140,7 +140,8 @@ class Replication:
     def _may_listen(self, host: str) -> bool:
         """Whether the HA port may be opened: whoever connects to it reads all messages."""
         config = self._settings.current
-        checked = config.replication.secret or config.tls.client_auth == "require"
+        certified = config.tls.mode == "enforcing" and config.tls.client_auth == "require"
+        checked = config.replication.secret or certified
         if checked or is_loopback(host):
             return True
         if config.access.authentication and not config.replication.host:
