@@ -142,12 +142,17 @@ def await_master(slave: apache.Broker) -> None:
     assert eventually(known), ha_status(slave)
 
 
-def log_bytes(broker: AnyBroker, end: int) -> bytes:
-    """The files of the log, which begins at 0."""
+def log_bytes(broker: AnyBroker, end: int, *, begin: int = 0) -> bytes:
+    """The files of the log, which has no gap."""
     files = sorted((broker.store_dir / "commitlog").iterdir())
     starts = [int(file.name) for file in files]
-    assert starts == [SEGMENT_BYTES * number for number in range(len(starts))]
-    return b"".join(file.read_bytes() for file in files)[:end]
+    assert starts == [begin + SEGMENT_BYTES * number for number in range(len(starts))]
+    return b"".join(file.read_bytes() for file in files)[: end - begin]
+
+
+def open_store(root: Path) -> MessageStore:
+    sizes = msgspec.structs.replace(SIZES, segment_bytes=SEGMENT_BYTES)
+    return MessageStore(root, sizes, now_ms=int(time.time() * 1000))
 
 
 def pull_all(broker: AnyBroker) -> dict[Place, Content]:
@@ -199,8 +204,7 @@ def assert_equal_logs(master: AnyBroker, slave: AnyBroker, end: int) -> None:
 def assert_readable(slave: penstock.Broker, sent: dict[Place, Content]) -> None:
     """The store of a slave that has stopped is complete and without damage."""
     check_files(slave.store_dir)
-    sizes = msgspec.structs.replace(SIZES, segment_bytes=SEGMENT_BYTES)
-    store = MessageStore(slave.store_dir, sizes, now_ms=int(time.time() * 1000))
+    store = open_store(slave.store_dir)
     assert store.report.clean
     assert read_store(store, (TOPIC,)) == sent
     store.close()
@@ -232,6 +236,37 @@ def test_slave_of_an_async_master_of_apache(
             assert eventually(lambda: pull_all(slave) == sent)  # once it knows the topic
         assert_equal_logs(master, slave, end)
         assert_readable(slave, sent)
+
+
+@server_versions
+def test_slave_of_an_apache_master_whose_first_messages_are_deleted(
+    sessions: Sessions, tmp_path: Path, version: str
+) -> None:
+    java = sessions(version)
+    with (
+        penstock.NameServer(tmp_path / "names") as names,
+        apache.Broker(
+            tmp_path / "master", tmp_path / "store-m", names.address, version=version, **PAIR
+        ) as master,
+    ):
+        create_topic(master)
+        deleted = produce(java, names.address, COUNT, seed=1)
+        master.kill()
+        (master.store_dir / "commitlog" / f"{0:020}").unlink()
+        master.start()
+        with penstock.Broker(
+            tmp_path / "slave", tmp_path / "store-s", names.address, **SLAVE
+        ) as slave:
+            await_log(slave, master)
+            sent = produce(java, names.address, 100, seed=2)
+            end = await_log(slave, master)
+        first, second = (log_bytes(one, end, begin=SEGMENT_BYTES) for one in (master, slave))
+        assert first == second
+        check_files(slave.store_dir)
+        store = open_store(slave.store_dir)
+        found = read_store(store, (TOPIC,))
+        store.close()
+        assert sent.items() < found.items() < (deleted | sent).items()
 
 
 @server_versions
