@@ -13,14 +13,14 @@ import pytest
 
 from penstock.config import AccessConfig, BrokerConfig, NameServerConfig, Settings, StoreConfig
 from penstock.config.replication_settings import ReplicationConfig
-from penstock.errors import BadSetting
+from penstock.errors import BadSetting, ReplicationError
 from penstock.server.broker_service import BrokerService
 from penstock.server.nameserver_service import NameServerService
-from penstock.server.replication.replication import UNSUPERVISED_MAX
+from penstock.server.replication.replication import UNSUPERVISED_MAX, _log_begin
 from penstock.store.store import MessageStore
 from penstock.transport.peer import Peer
 from penstock.wire.codes import ResponseCode
-from tests.integration.loops import Run, run  # noqa: F401
+from tests.integration.loops import Run, Wire, run, serving  # noqa: F401
 from tests.integration.test_broker_service import free_port, pull, send
 from tests.store_kit import small_config
 
@@ -320,5 +320,24 @@ def test_a_sync_master_without_a_port_for_slaves_does_not_start(
         service = BrokerService(pair.settings("master", role="sync_master", port=0))
         with pytest.raises(BadSetting, match="the HA port is off"):
             await service.start()
+
+    run(body())
+
+
+def test_an_empty_slave_must_know_the_begin_of_the_log(run: Run) -> None:  # noqa: F811
+    """Apache's master can't tell it during its first second: the slave tries again."""
+    known = {"body": b'{"table":{"commitLogMinOffset":"4096"}}'}
+    unknown = {"code": ResponseCode.SYSTEM_ERROR, "remark": "NoSuchElementException"}
+    answers: list[dict[str, Any]] = [known, unknown]
+
+    async def serve(wire: Wire) -> None:
+        wire.answer(await wire.read(), **answers.pop())
+
+    async def body() -> None:
+        async with serving(serve) as server:
+            with pytest.raises(ReplicationError, match="NoSuchElement"):
+                await _log_begin(server.address, None, None)
+            assert await _log_begin(server.address, None, None) == 4096
+        assert await _log_begin("", None, None) == 0
 
     run(body())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.broker.replica_state import ReplicaState
 from penstock.config.settings import ha_port
-from penstock.errors import BadSetting, PenstockError
+from penstock.errors import BadSetting, ReplicationError
 from penstock.replication.epoch_file import load_epochs, save_epochs
 from penstock.replication.epochs import EpochHistory
 from penstock.server.listener import is_loopback
@@ -23,7 +23,7 @@ from penstock.transport.peer import Peer
 from penstock.transport.tls import Tls, outgoing_context
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import KVTable
-from penstock.wire.codes import RequestCode
+from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.java_numbers import parse_long
 
 if TYPE_CHECKING:
@@ -209,16 +209,19 @@ class Replication:
 
 
 async def _log_begin(address: str, sign: Sign | None, ssl: tls.SSLContext | None) -> int:
-    """Where the log of a master begins; 0 if that is not known."""
+    """Where the log of a master begins; 0 if the master's address is not known.
+
+    Raises PenstockError if the master does not say it, as Apache's during its first second: from an
+    offset that it has deleted, it would send heartbeats for ever.
+    """
     if not address:
         return 0
     peer = Peer(address, sign=sign, ssl=ssl)
     try:
         answer = await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO, {}, timeout_ms=CALL_MS)
-        table = fastjson.decode(answer.body, KVTable).table
-        return max(parse_long(table.get("commitLogMinOffset", "")) or 0, 0)
-    except PenstockError as error:
-        log.warning("the begin of the master's log is not known: %s", error)
-        return 0
     finally:
         await peer.close()
+    if answer.code != ResponseCode.SUCCESS:
+        raise ReplicationError(f"the begin of the master's log is not known: {answer.remark}")
+    table = fastjson.decode(answer.body, KVTable).table
+    return max(parse_long(table.get("commitLogMinOffset", "")) or 0, 0)
