@@ -77,15 +77,12 @@ class EpochHistory:
             kept = kept[:-1]
         self.epochs = (*kept, epoch)
 
-    def cut_from(self, offset: int) -> None:
-        """Drop the epochs that begin at or after the offset, where the log was truncated."""
-        self.epochs = tuple(epoch for epoch in self.epochs if epoch.begin < offset)
-
     def cut_after(self, log_end: int) -> None:
         """Drop the epochs that begin after the end of the log, which has lost or never had them.
 
-        A new master does this before it begins its own epoch. One that begins exactly there is
-        kept: it may be that of a master that has written nothing yet.
+        A new master does this before it begins its own epoch, whose number must be above all that
+        are dropped. One that begins exactly at the end is kept: it may be that of a master that has
+        written nothing yet.
         """
         self.epochs = tuple(epoch for epoch in self.epochs if epoch.begin <= log_end)
 
@@ -107,7 +104,12 @@ class EpochHistory:
         return index if index >= 0 else None
 
     def at(self, offset: int) -> Epoch | None:
-        """The epoch that contains a log offset; None before the first epoch."""
+        """The epoch that contains a log offset; None before the first epoch.
+
+        At the end of the log it is the last epoch that the log has reached. Of two replicas, that
+        with the greater (number of this epoch, end of the log) has all that is confirmed. The last
+        epoch says nothing: a slave knows it before it has the log up to there.
+        """
         index = self.index_at(offset)
         return None if index is None else self.epochs[index]
 

@@ -77,6 +77,7 @@ class MasterSession(ABC):
         self.options = options
         self.peer = peer
         self.replica: Replica | None = None
+        self._order = replicas.next_order()
         self.position = -1
         """Log offset of the next byte that is sent; -1 before the first report."""
         self.joined = False
@@ -214,7 +215,7 @@ class StaticMasterSession(MasterSession):
 
     def _read_reports(self, now_ms: int) -> bytes:
         if self.replica is None:
-            self.replica = self.replicas.connect(self._name(), now_ms)
+            self.replica = self.replicas.connect(self._name(), now_ms, order=self._order)
         offset, consumed = newest_report(memoryview(self._received), len(self._received))
         del self._received[:consumed]
         if offset is not None:
@@ -254,6 +255,7 @@ class EpochMasterSession(MasterSession):
                         now_ms,
                         learner=frame.learner,
                         acknowledges_flushed=frame.acknowledges_flushed,
+                        order=self._order,
                     )
                     answer = encode_master_handshake(
                         MasterHandshake(self.log.end, self.log.history)

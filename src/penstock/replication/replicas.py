@@ -12,24 +12,31 @@ the master alone decides who belongs to it.
   acknowledged because a member has gone (RocketMQ 5.4 and 5.5 do that).
 * It leaves at once when it comes back with less than it had acknowledged: it has lost its log.
 
-A send is acknowledged when `copies` replicas have the message, the master included, and never with
-fewer than `in_sync_least`; with `all_in_sync` each member of the set must have it too. Readers of a
+A send is acknowledged when `copies` members of the set have the message, the master included, and
+never with fewer than `in_sync_least`; with `all_in_sync` each member must have it. Readers of a
 sync_master see what each member has; with fewer members than `in_sync_least` they see nothing new.
 
 What this promises, with sync, two or more copies and sync flush on all replicas: an acknowledged
-message survives a failure of any one machine, also if its disk is lost.
+message survives the failure of any one machine, also if its disk is lost, and a power failure of
+all.
 
-* The slave to promote is the member of the set with the highest (last epoch, end of the log); with
-  `all_in_sync` it may be any member.
-* The next failure may come when each acknowledged message has `copies` copies again.
+* The slave to promote is that with the highest (last epoch that its log has reached, end of the
+  log). All members of the set and all slaves that were connected must have been asked: a master
+  that is cut off takes acknowledgements that were on the way, and members join and leave. With
+  `all_in_sync` any member would do if each change of the set needed the consent of whoever
+  promotes; here the master decides alone. The promoted slave flushes its log before it serves.
+* A promotion counts as the loss of the old master's disk: what is not on the new master is
+  truncated. The next disk may be lost, or the next slave promoted, when a slave that has lost its
+  disk is back or has left the set, and each acknowledged message has `copies` copies in the set.
 * The old master must have stopped, or be cut off from all slaves: it goes on acknowledging with
   those that it reaches and that have not heard of the new epoch.
 * What readers saw is kept only if `in_sync_least` is 2 or more. A master that is alone shows
   messages otherwise that no other replica has.
-* In one epoch one master writes one log. A master that may have lost the end of its log, because
-  slaves get what it has not flushed yet, must begin a new epoch when it starts again. Its number
-  must be below that of any later promotion. The static protocol has no epochs: there, only flushed
-  bytes may be sent, or differences of the logs may go unnoticed. Nor can it move the role.
+* In one epoch one master writes one log. A master that may have lost the end of its log in a power
+  failure must begin a new epoch when it starts again, unless slaves get only what it has flushed.
+  The number of that epoch must be below that of any promotion that it may not have heard of.
+* The static protocol has no epochs: the role can't move, and slaves may get only what the master
+  has flushed. Otherwise logs can differ unnoticed.
 
 Times are of a clock that is never set.
 """
@@ -58,24 +65,26 @@ class Replica:
     """One slave. It stays known for `lag_ms_max` after its connection is lost."""
 
     def __init__(
-        self, name: str, now_ms: int, *, learner: bool, acknowledges_flushed: bool
+        self, name: str, now_ms: int, *, learner: bool, acknowledges_flushed: bool, order: int
     ) -> None:
         self.name = name
+        self.order = order
+        """Later connections have a greater one."""
         self.learner = learner
         self.acknowledges_flushed = acknowledges_flushed
         """Whether it acknowledges what is on its disk, not only what has arrived."""
         self.connected = True
         self.in_sync = False
         self.follows = False
-        """Whether it has what the master had at the acknowledgement before its last one."""
+        """Whether it is as far as the master was some time before, and may join soon."""
         self.acknowledged = 0
         """The slave has the log up to here."""
         self.acknowledged_before = 0
         """What it had acknowledged when its last connection was lost."""
         self.caught_up_ms = now_ms
         """When it last had all that the master had."""
-        self._asked_ms = now_ms
-        self._asked_end = NO_LIMIT  # the master's log end at the last acknowledgement
+        self._mark_ms = now_ms
+        self._mark_end = NO_LIMIT  # the end of the master's log at `_mark_ms`
 
     def replace(self, before: "Replica") -> None:
         """Take the place of an earlier connection."""
@@ -92,12 +101,14 @@ class Replica:
                 f"the master's log ends at {log_end}"
             )
         self.acknowledged = offset
-        self.follows = offset >= min(log_end, self._asked_end)
         if offset >= log_end:
             self.caught_up_ms = now_ms
-        elif self.follows:
-            self.caught_up_ms = max(self.caught_up_ms, self._asked_ms)
-        self._asked_ms, self._asked_end = now_ms, log_end
+        elif offset >= self._mark_end:
+            self.caught_up_ms = max(self.caught_up_ms, self._mark_ms)
+        elif self._mark_end < NO_LIMIT:
+            return  # many acknowledgements may be on the way: the mark stays until it is reached
+        self.follows = offset >= min(log_end, self._mark_end)
+        self._mark_ms, self._mark_end = now_ms, log_end
 
 
 class Replicas:
@@ -111,14 +122,38 @@ class Replicas:
         self._log_end_before = log_end
         self._confirmed = confirmed
         self._left: list[Replica] = []
+        self._connections = 0
+
+    def next_order(self) -> int:
+        """The order of a new connection."""
+        self._connections += 1
+        return self._connections
 
     def connect(
-        self, name: str, now_ms: int, *, learner: bool = False, acknowledges_flushed: bool = False
+        self,
+        name: str,
+        now_ms: int,
+        *,
+        learner: bool = False,
+        acknowledges_flushed: bool = False,
+        order: int | None = None,
     ) -> Replica:
-        """A slave has connected; it takes the place of an earlier connection of this name."""
-        replica = Replica(name, now_ms, learner=learner, acknowledges_flushed=acknowledges_flushed)
+        """A slave has said who it is; it takes the place of an earlier connection of this name.
+
+        Raises ReplicationError if there is a later connection: this one was delayed, and says what
+        the slave had before.
+        """
+        replica = Replica(
+            name,
+            now_ms,
+            learner=learner,
+            acknowledges_flushed=acknowledges_flushed,
+            order=self.next_order() if order is None else order,
+        )
         before = self.slaves.get(name)
         if before is not None:
+            if before.order > replica.order:
+                raise ReplicationError(f"slave {name} has connected again since")
             replica.replace(before)
         self.slaves[name] = replica
         return replica
@@ -141,7 +176,10 @@ class Replicas:
             replica.acknowledged_before = 0
             return False
         needed = max(confirmed, self._log_end_before) if self.rules.sync else self._log_end_before
-        replica.follows &= log_end - offset <= self.rules.lag_bytes_max
+        replica.follows &= (
+            log_end - offset <= self.rules.lag_bytes_max
+            and now_ms - replica.caught_up_ms <= self.rules.lag_ms_max
+        )
         replica.in_sync = replica.follows and offset >= needed
         return replica.in_sync
 
@@ -182,8 +220,7 @@ class Replicas:
         offset = log_end
         needed = max(self.rules.copies, self.rules.in_sync_least) - 1
         if needed > 0:
-            slaves = self.slaves.values()
-            copies = sorted((s.acknowledged for s in slaves if not s.learner), reverse=True)
+            copies = sorted((replica.acknowledged for replica in self.in_sync), reverse=True)
             offset = copies[needed - 1] if len(copies) >= needed else 0
         if self.rules.all_in_sync:
             offset = min([offset, *(replica.acknowledged for replica in self.in_sync)])

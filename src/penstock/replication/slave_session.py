@@ -274,8 +274,15 @@ class EpochSlaveSession(SlaveSession):
 
     def _greet(self, master: MasterHandshake) -> None:
         """Compare the epochs of both logs."""
-        log, theirs = self.log, master.history
-        mine = log.history.last
+        self._refuse_replaced(master.history)
+        self.master_end = master.log_end
+        self._refuse_difference(master)
+        self.log.follow(master.history)
+        self.log.restart(self.log.end)
+        self._greeted = True
+
+    def _refuse_replaced(self, theirs: EpochHistory) -> None:
+        mine = self.log.history.last
         newest = max(mine.number if mine is not None else UNKNOWN, self.options.epoch_least)
         if newest > (theirs.last.number if theirs.last is not None else UNKNOWN):
             raise ReplicationError(
@@ -283,25 +290,25 @@ class EpochSlaveSession(SlaveSession):
                 f"slave has seen epoch {newest}: it is not the master any more",
                 hint="wait until the NameServers know the new master",
             )
-        self.master_end = master.log_end
-        if log.end > log.begin:
-            common = log.history.common_end(log.end, theirs, master.log_end)
-            if common is None or common < log.begin:
-                raise ReplicationError(
-                    "the log has no epoch in common with the master's",
-                    hint="delete the slave's store so that it begins again",
-                )
-            if common < log.end:
-                assert theirs.last is not None
-                raise LogsDiffer(
-                    f"the log differs from the master's from offset {common} on; "
-                    f"{log.end - common} bytes were written by a master that epoch "
-                    f"{theirs.last.number} has replaced",
-                    offset=common,
-                )
-        log.follow(theirs)
-        log.restart(log.end)
-        self._greeted = True
+
+    def _refuse_difference(self, master: MasterHandshake) -> None:
+        log, theirs = self.log, master.history
+        if log.end == log.begin:
+            return
+        common = log.history.common_end(log.end, theirs, master.log_end)
+        if common is None or common < log.begin:
+            raise ReplicationError(
+                "the log has no epoch in common with the master's",
+                hint="delete the slave's store so that it begins again",
+            )
+        if common < log.end:
+            assert theirs.last is not None
+            raise LogsDiffer(
+                f"the log differs from the master's from offset {common} on; "
+                f"{log.end - common} bytes were written by a master that epoch "
+                f"{theirs.last.number} has replaced",
+                offset=common,
+            )
 
     def _may_report(self) -> bool:
         return self._greeted

@@ -210,6 +210,17 @@ def test_a_static_slave_that_comes_back_is_known_by_its_host(peer: str, name: st
     assert replicas.slaves[name] is second.replica
 
 
+def test_a_connection_whose_handshake_is_late_is_refused() -> None:
+    log, replicas = MasterBytes(0, 500, (1, 0)), Replicas(RULES)
+    first, second = (EpochMasterSession(log, replicas, options(), "s:1", 0) for _ in range(2))
+    handshake = encode_slave_handshake(SlaveHandshake(False, False, 2))
+    second.receive(handshake, 0)
+    with pytest.raises(ReplicationError, match="connected again"):
+        first.receive(handshake, 0)
+    first.closed()
+    assert replicas.slaves["2"] is second.replica
+
+
 def test_two_static_slaves_of_one_host_are_two() -> None:
     log, replicas = MasterBytes(0, 500), Replicas(RULES)
     for port in (1, 2):

@@ -148,6 +148,29 @@ def test_a_slave_that_follows_closely_stays() -> None:
         assert master.wait(LAG_MS // 4) == []
 
 
+def test_a_slave_stays_although_many_acknowledgements_are_always_on_the_way() -> None:
+    """Each says less than what the master had at the one before."""
+    master = Master()
+    master.acknowledge(0)
+    for _ in range(500):
+        master.end += 10
+        master.acknowledge(max(master.end - 300, 0))
+        assert master.wait(LAG_MS // 100) == []
+    assert master.members == ["0"]
+
+
+def test_a_slave_joins_although_many_acknowledgements_are_always_on_the_way() -> None:
+    master = Master()
+    joined = False
+    for end in range(400, 4000, 10):
+        master.end = end
+        confirmed = master.confirmed
+        if master.acknowledge(end - 300):
+            joined = True
+            assert end - 300 >= confirmed
+    assert joined
+
+
 def test_a_slave_that_falls_further_behind_leaves() -> None:
     master = Master()
     master.acknowledge(0)
@@ -224,6 +247,16 @@ def test_an_old_connection_that_ends_late_does_not_remove_the_new_one() -> None:
     assert new.connected
 
 
+def test_a_delayed_connection_does_not_replace_a_later_one() -> None:
+    replicas = Replicas(rules())
+    first, second = replicas.next_order(), replicas.next_order()
+    current = replicas.connect("0", 0, order=second)
+    with pytest.raises(ReplicationError, match="connected again"):
+        replicas.connect("0", 0, order=first)
+    assert replicas.slaves == {"0": current}
+    assert current.connected
+
+
 def test_acknowledgements_of_an_old_connection_do_not_count() -> None:
     master = Master()
     old = master.slaves[0]
@@ -237,6 +270,7 @@ def test_acknowledgements_of_an_old_connection_do_not_count() -> None:
 def test_an_impossible_acknowledgement_is_refused(offset: int) -> None:
     """Less than before, or more than the master has."""
     master = Master()
+    master.acknowledge(0)
     master.end = 100
     master.acknowledge(50)
     with pytest.raises(ReplicationError):
@@ -287,6 +321,8 @@ def test_an_async_master_waits_for_nothing() -> None:
 @pytest.mark.parametrize(("copies", "acknowledged"), [(1, 100), (2, 80), (3, 60), (4, 0)])
 def test_a_send_waits_for_a_number_of_copies(copies: int, acknowledged: int) -> None:
     master = Master(2, copies=copies)
+    for slave in (0, 1):
+        master.acknowledge(0, slave)
     master.end = 100
     master.acknowledge(60, 0)
     master.acknowledge(80, 1)
@@ -303,6 +339,16 @@ def test_a_send_waits_for_all_members() -> None:
     assert master.acknowledged == 0
     master.acknowledge(70, 1)
     assert master.acknowledged == 70
+
+
+def test_only_members_count_as_copies() -> None:
+    """Only they are promoted."""
+    master = Master(2)
+    master.acknowledge(0, 0)
+    master.end = 100
+    master.acknowledge(40, 0)
+    master.acknowledge(80, 1)
+    assert (master.members, master.acknowledged) == (["0"], 40)
 
 
 def test_a_send_does_not_wait_for_slaves_that_are_no_members() -> None:
