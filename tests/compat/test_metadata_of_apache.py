@@ -95,6 +95,7 @@ def test_the_tables_are_copied_and_commits_come_back(
             names.address,
             version=version,
             timerWheelEnable=True,
+            timerFlushIntervalMs=1000,  # a slave copies the progress of the last flush
         ) as broker,
     ):
         asyncio.run(copy(broker.address))
