@@ -13,11 +13,10 @@ After each step `check` compares all logs with what was acknowledged and what wa
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 
 from penstock.errors import LogsDiffer, ReplicationError
 from penstock.replication.master_session import MasterSession, SessionOptions, StaticMasterSession
-from penstock.replication.replicas import Replica, Replicas
+from penstock.replication.replicas import Replicas
 from penstock.replication.slave_session import SlaveOptions, SlaveSession, StaticSlaveSession
 from tests.sim.replication_nodes import (
     RECORD_BYTES_MAX,
@@ -41,6 +40,7 @@ class Cluster:
         self.mode, self.rng, self.parts = mode, rng, parts
         self.now_ms = 0
         self.serial = 0
+        self._number = 0
         self.events: Counter[str] = Counter()
         self.acknowledged = b""
         """The log up to the last acknowledged record."""
@@ -64,7 +64,7 @@ class Cluster:
         self.redundant = False
         """Whether the acknowledged messages survive the loss of the master, as he knows."""
         if not mode.static:
-            self.master.log.history.append(PROMOTION, 0)
+            self.master.log.history.append(self._next_number(), 0)
         self._serve(self.master)
 
     # --- roles
@@ -89,7 +89,7 @@ class Cluster:
         """Make a slave the master; whoever is reachable hears of it."""
         self._end_links(node)
         node.log.reopen()
-        number = (max(n.epoch for n in self.nodes) // PROMOTION + 1) * PROMOTION
+        number = self._next_number()
         self._begin_epoch(node, number)
         self.events["promotion"] += 1
         self.master = node
@@ -105,7 +105,12 @@ class Cluster:
 
     def renew(self) -> None:
         """The master begins another epoch while slaves are connected."""
-        self._begin_epoch(self.master, (self.master.epoch // PROMOTION + 1) * PROMOTION)
+        self._begin_epoch(self.master, self._next_number())
+
+    def _next_number(self) -> int:
+        """Of a promotion; never used before, even if nobody knows that any more."""
+        self._number += PROMOTION
+        return self._number
 
     def _begin_epoch(self, node: Node, number: int) -> None:
         end = len(node.log.data)
@@ -193,10 +198,8 @@ class Cluster:
 
     def _end_links(self, node: Node) -> None:
         for link in self._links_of(node):
-            if link.slave is node:
-                self._close_slave(link)
-            else:
-                self._close_master(link)
+            close = self._close_slave if link.slave is node else self._close_master
+            close(link)
 
     def _close_slave(self, link: Link) -> None:
         link.cut(self.rng)
@@ -389,16 +392,10 @@ class Cluster:
         shown = bytes(node.log.data[:confirmed])
         for replica in served.replicas.in_sync:
             member = self.node_of(replica.name)
-            if self.mode.static and not _reported(member, replica):
+            if self.mode.static and not member.has_reported(replica):
                 continue
             if not member.lost_disk and not member.log.data.startswith(shown):
                 raise InvariantError(f"member {member.index} differs from master {node.index}")
 
-    def others(self) -> Iterator[Node]:
-        return (node for node in self.nodes if node is not self.master)
-
-
-def _reported(node: Node, replica: Replica) -> bool:
-    """Whether it is known what a static slave has: it has no name, so it may be a new one."""
-    session = node.link.master_session if node.link is not None else None
-    return session is not None and session.replica is replica and session.position >= 0
+    def others(self) -> list[Node]:
+        return [node for node in self.nodes if node is not self.master]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from penstock.errors import ReplicationError
 from penstock.replication.epochs import EpochHistory
 from penstock.replication.master_session import EpochMasterSession, MasterSession
-from penstock.replication.replicas import ReplicaRules, Replicas
+from penstock.replication.replicas import Replica, ReplicaRules, Replicas
 from penstock.replication.slave_session import EpochSlaveSession, SlaveSession
 
 SEGMENT_BYTES = 512
@@ -215,6 +215,11 @@ class Node:
         end = len(self.log.data)
         reached = self.log.history.at(end)
         return (reached.number if reached is not None else -1, end)
+
+    def has_reported(self, replica: Replica) -> bool:
+        """Whether it is known what a static slave has: it has no name, so it may be a new one."""
+        session = self.link.master_session if self.link is not None else None
+        return session is not None and session.replica is replica and session.position >= 0
 
 
 class Link:

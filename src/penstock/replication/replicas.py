@@ -34,7 +34,8 @@ all.
   messages otherwise that no other replica has.
 * In one epoch one master writes one log. A master that may have lost the end of its log in a power
   failure must begin a new epoch when it starts again, unless slaves get only what it has flushed.
-  The number of that epoch must be below that of any promotion that it may not have heard of.
+  The number of that epoch must be below that of any promotion that it may not have heard of. No
+  number is used twice.
 * The static protocol has no epochs: the role can't move, and slaves may get only what the master
   has flushed. Otherwise logs can differ unnoticed.
 
