@@ -13,7 +13,9 @@ where they are allocated.
 """
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 
 from penstock.errors import DiskFull, NotWriteable, StoreError
 from penstock.store.disk import Disk
@@ -97,20 +99,34 @@ class CommitLog:
                 log.warning("%s: writing is refused until there is space", error)
         self._enter(current)
 
-    def begin_at(self, offset: int) -> None:
-        """Move an empty log to the start of another segment; waits for the disk."""
+    def create_begin(self, offset: int) -> Callable[[], Segment]:
+        """Work that creates the segment at which an empty log is to begin; waits for the disk.
+
+        It may be the one that was made ahead, which is deleted first.
+        """
+        made_ahead, self._next = self._next, None
+
+        def create() -> Segment:
+            self._discard(made_ahead)
+            return self.segments.create(offset)
+
+        return create
+
+    def begin_at(self, following: Segment) -> Callable[[], None]:
+        """Move an empty log to the segment that `create_begin` has created.
+
+        Returns work that deletes the old one; it waits for the disk.
+        """
         old = self._current
         assert old is not None
         assert self.end == self.segments.first
-        assert offset % self.segments.segment_bytes == 0
-        self._drop_next()
-        following = self.segments.create(offset)
         self.segments.drop_last()
         self.segments.push(following)
-        self.end = self.written = self.hot_from = offset
+        self.end = self.written = self.hot_from = following.start
         self._enter(following)
         self._on_roll(old, following)  # type: ignore[operator]
-        self.segments.unlink(old)
+
+        return partial(self.segments.unlink, old)
 
     def append(self, record: Record, queue_offset: int, store_ms: int) -> int:
         """Write a prepared record; returns its offset, or NO_ROOM."""
@@ -310,6 +326,9 @@ class CommitLog:
     def _drop_next(self) -> None:
         """Delete the segment that was made ahead, if there is one."""
         made_ahead, self._next = self._next, None
+        self._discard(made_ahead)
+
+    def _discard(self, made_ahead: Future[Segment] | None) -> None:
         if made_ahead is not None:
             try:
                 unused = made_ahead.result()

@@ -6,6 +6,7 @@ overtake the syncs that it describes, nor those of `expire`.
 
 import errno
 import logging
+import mmap
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from datetime import datetime
@@ -30,6 +31,8 @@ from penstock.store.segment import Segment
 log = logging.getLogger(__name__)
 
 RETENTION_EVERY_MS = 10_000
+UNMAP_BYTES = 16 * 1024 * 1024
+"""How much of the log is unmapped in one call, which holds the GIL for less than a millisecond."""
 
 _TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Failures before anything was asked of the disk: the next round tries again."""
@@ -70,8 +73,11 @@ class Maintenance:
         self.deleted_to = writer.log.begin()
         """Where the log's files begin: everything before is deleted for good."""
         self._pin_sources: list[PinSource] = []
+        self._keep_sources: list[PinSource] = []
         self._to_delete: list[Segment] = []  # dropped from the log, not yet deleted
         self._store_times: list[tuple[int, int]] = []  # log end and store time at past rounds
+        log_files = writer.log.segments.items
+        self._unmapped_to = log_files[-1].start if log_files else 0  # see `_unmap_old_log`
         self._job: Future[None] | None = None
         self._queues: list[ConsumeQueue] = []  # those that the running job syncs
         self._queues_ms = self._index_ms = self._retention_ms = self._unmap_ms = now_ms
@@ -80,10 +86,13 @@ class Maintenance:
         """Never delete messages from the offset on that this names at the time of deletion."""
         self._pin_sources.append(lowest_needed)
 
+    def add_keep_source(self, lowest_needed: PinSource) -> None:
+        """As `add_pin_source`, but they are deleted if the disk is too full."""
+        self._keep_sources.append(lowest_needed)
+
     def pinned_from(self) -> int | None:
         """Messages from this log offset on are still needed; None if none is."""
-        pins = (lowest_needed() for lowest_needed in self._pin_sources)
-        return min((pin for pin in pins if pin is not None), default=None)
+        return _lowest(self._pin_sources)
 
     def tick(self, now_ms: int) -> None:
         """Start what is due; nothing is flushed while the last job is still running."""
@@ -95,6 +104,7 @@ class Maintenance:
                 _hours(abs(step_ms)),
             )
         self._unmap_idle(now_ms)
+        self._unmap_old_log()
         if self._job is not None:
             if not self._job.done():
                 return
@@ -126,6 +136,26 @@ class Maintenance:
         )
         if mappings:
             self.disk.submit(mappings.clear)
+
+    def _unmap_old_log(self) -> None:
+        """Unmap the pages of the log before its hot part, which are read without the mapping.
+
+        They stay in the page cache. But mapped pages count as memory of the process: with all of
+        the log, the kernel would take it for the largest one, and end it first when memory is
+        short.
+        """
+        log = self.writer.log
+        end = log.written - self.config.hot_bytes
+        begin = max(self._unmapped_to, log.begin())
+        pieces: list[tuple[Segment, int, int]] = []
+        while begin + UNMAP_BYTES <= end and (segment := log.segments.find(begin)) is not None:
+            at = begin - segment.start
+            length = min(UNMAP_BYTES, segment.size - at)
+            pieces.append((segment, at, length))
+            begin += length
+        self._unmapped_to = begin
+        if pieces:
+            self.disk.submit(lambda: _unmap(pieces))
 
     def finish(self) -> None:
         """Wait for the running job; if it failed, writing stops."""
@@ -236,6 +266,7 @@ class Maintenance:
             disk=space,
             refusing=isinstance(self.writer.refusal, DiskNearlyFull),
             pinned_from=self.pinned_from(),
+            kept_from=_lowest(self._keep_sources),
         )
         self._refuse_or_resume(decision, space.percent)
         if decision.delete:
@@ -251,6 +282,19 @@ class Maintenance:
         elif refusing and not decision.refuse:
             self.writer.refusal = None
             log.warning("writes are accepted again: the disk is %d %% full", percent)
+
+
+def _lowest(sources: list[PinSource]) -> int | None:
+    pins = (lowest_needed() for lowest_needed in sources)
+    return min((pin for pin in pins if pin is not None), default=None)
+
+
+def _unmap(pieces: list[tuple[Segment, int, int]]) -> None:
+    for segment, at, length in pieces:
+        mapping = segment.map
+        assert isinstance(mapping, mmap.mmap)
+        if not segment.locked:
+            mapping.madvise(mmap.MADV_DONTNEED, at, length)
 
 
 def _hours(ms: int) -> str:

@@ -49,6 +49,7 @@ cdef class StoreWriter:
     cdef list _replayed
     cdef long long _replayed_count
     cdef dict _unconfirmed
+    cdef dict _jumped
     cdef BatchWalk _batch
     cdef readonly long long[::1] batch_offsets
     cdef readonly Py_ssize_t batch_count
@@ -77,6 +78,7 @@ cdef class StoreWriter:
     cdef int _count(self, ConsumeQueue queue, int size) except -1
     @cython.locals(queue=ConsumeQueue, transaction=int, queued=bint)
     cpdef int dispatch(self, StoredRecord stored) except -1
+    @cython.locals(before="long long", gap="long long")
     cdef bint _continue_at(self, ConsumeQueue queue, long long offset) except -1
     cdef int _write_failed(self, object error) except -1
     cdef int _fail(self, object error) except -1

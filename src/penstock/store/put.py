@@ -6,7 +6,7 @@ The same dispatch serves new records (`put`) and, after a crash, those found in 
 
 from array import array
 
-from penstock.errors import DiskFull, StoreError, WriteStopped
+from penstock.errors import DiskFull, NotMaster, StoreError, WriteStopped
 from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.consumequeue.queue_files import has_fillers, last_real, write_replayed
@@ -36,6 +36,9 @@ REFUSED = 3  # `fault` says why; while there is a `refusal`, every put is refuse
 _PUT_OK, _ILLEGAL, _NO_QUEUE, _REFUSED = PUT_OK, ILLEGAL, NO_QUEUE, REFUSED
 
 QUEUE_OFFSET_MAX = 1 << 56
+NO_JUMP, FROM_EMPTY = -2, -1
+"""In place of the queue offset that was expected before a gap: there is no gap, or the queue was
+empty."""
 """More than any queue can have: the byte position would not fit a file name."""
 
 REPLAYED_MAX = 1_000_000
@@ -114,6 +117,8 @@ class StoreWriter:
         self._replayed_count: int = 0
         # Replay: per queue an entry that is accepted only if the queue's next record follows it.
         self._unconfirmed: dict[ConsumeQueue, Entry] = {}
+        # Received: queues whose last record left a gap, and the queue offset that was expected.
+        self._jumped: dict[ConsumeQueue, int] = {}
         # The batch being stored: its walk, the physical offsets of its messages and their number
         # (valid until the next batch), and what `_measure` counted.
         self._batch: BatchWalk = BatchWalk()
@@ -334,6 +339,8 @@ class StoreWriter:
             if queued:
                 if stored.queue_offset != queue.max_offset:
                     queued = self._continue_at(queue, stored.queue_offset)
+                elif self._jumped:
+                    self._jumped.pop(queue, None)
                 queue.ready()
             if self.index is not None:
                 self._index_ready(self.index)
@@ -356,13 +363,28 @@ class StoreWriter:
 
         Zero: the topic was deleted and created again at the master. Higher: the queue is empty
         because the slave's log begins later, or messages between were lost to damage.
+
+        A record's head has no checksum, so an offset may itself be damaged. As in a replay, a gap
+        has a limit, and the queue's next record confirms it: if it continues what was before the
+        gap, the gap and its record's entry are removed.
         """
+        before = self._jumped.pop(queue, NO_JUMP)
+        gap = offset - queue.max_offset
+        if before == offset - 1 or (before == FROM_EMPTY and not 0 < gap <= self._gap_max(queue)):
+            queue.cut(max(before, 0))
+            if before == FROM_EMPTY:
+                queue.min_offset = queue.hot_from = 0
+            self.unplaced += 1
+            gap = offset - queue.max_offset
         if offset == 0:
             queue.cut(0)
             queue.min_offset = queue.max_offset = queue.hot_from = 0
-        elif queue.max_offset == queue.min_offset:
+        elif queue.max_offset == queue.min_offset and 0 < offset < QUEUE_OFFSET_MAX:
             queue.begin_at(offset)
-        elif offset > queue.max_offset:
+            self._jumped[queue] = FROM_EMPTY
+        elif 0 < gap <= self._gap_max(queue):
+            if before != offset - 1:
+                self._jumped[queue] = queue.max_offset
             self.fill(queue, offset)
         else:
             self.unplaced += 1
@@ -382,8 +404,8 @@ class StoreWriter:
 
     def _fail(self, error: Exception) -> int:
         """One queue's files failed, which refuses this put; a full disk refuses all."""
-        if isinstance(error, DiskFull):
-            self.refusal = error
+        if isinstance(error, DiskFull) and not isinstance(self.refusal, NotMaster):
+            self.refusal = error  # it ends when there is space, which NotMaster does not
         return self._refused(error)
 
     def _refuse(self) -> int:

@@ -8,7 +8,8 @@
 | above `disk_refuse_percent` | and writes are refused until use is below `disk_force_percent` |
 
 The last segment is never deleted, nor one that holds bytes from `pinned_from` on (messages that
-timers, delays, transactions or POP still need).
+timers, delays, transactions or POP still need). One that holds bytes from `kept_from` on (another
+replica still needs them) is deleted only if the use of the disk forces it.
 
 Ages are measured by a clock that does not jump (`SteadyClock`): setting the system's clock forward
 must not delete messages that nobody had time to read.
@@ -91,6 +92,7 @@ def decide(
     disk: Space,
     refusing: bool,
     pinned_from: int | None = None,
+    kept_from: int | None = None,
 ) -> RetentionDecision:
     """Decide by the table above; `now_ms` by the steady clock, `hour` the local hour of the day."""
     disk_percent = disk.percent
@@ -104,6 +106,8 @@ def decide(
         if delete >= config.delete_segments_max:
             break
         if excess <= 0 and segment.modified_ms >= expired_before:
+            break
+        if excess <= 0 and kept_from is not None and segment.start + segment.size > kept_from:
             break
         if pinned_from is not None and segment.start + segment.size > pinned_from:
             pinned = True

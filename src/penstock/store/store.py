@@ -41,6 +41,7 @@ from penstock.store.recovery.recovery import Recovery
 from penstock.store.recovery.snapshot import Snapshot, index_rows
 from penstock.store.recovery_report import Report
 from penstock.store.retention import Deletion
+from penstock.store.segment import Segment
 from penstock.store.tools.scrub import BackgroundScrub
 from penstock.wire.output import Output
 from penstock.wire.record import Record
@@ -250,12 +251,13 @@ class MessageStore:
             index=index_rows(self.index),
         )
 
-    def begin_log_at(self, offset: int) -> None:
-        """Begin an empty log at this offset, the start of a segment: a slave's log begins where its
-        master's does. Waits for the disk."""
-        self.log.begin_at(offset)
-        self.maintenance.deleted_to = offset
+    def begin_log_at(self, segment: Segment) -> Callable[[], None]:
+        """Begin an empty log with this segment, which `log.create_begin` has created: a slave's log
+        begins where its master's does. Returns work that waits for the disk."""
+        delete_old = self.log.begin_at(segment)
+        self.maintenance.deleted_to = segment.start
         self.publish()
+        return delete_old
 
     # --- putting
 
@@ -485,9 +487,15 @@ class MessageStore:
         self.reader = Reader(self.log, config.hot_bytes, config.check_cold_reads)
         self.lookup = Lookup(self.log, self.index, config.hot_bytes, config.check_cold_reads)
 
-    def on_retention(self, pinned_from: PinSource) -> None:
-        """Keep messages from the log offset that `pinned_from()` returns; None pins nothing."""
-        self.maintenance.add_pin_source(pinned_from)
+    def on_retention(self, pinned_from: PinSource, *, unless_full: bool = False) -> None:
+        """Keep messages from the log offset that `pinned_from()` returns; None pins nothing.
+
+        With `unless_full` they are deleted if the use of the disk exceeds `disk_force_percent`.
+        """
+        if unless_full:
+            self.maintenance.add_keep_source(pinned_from)
+        else:
+            self.maintenance.add_pin_source(pinned_from)
 
     def on_deletion(self, listener: Callable[[Deletion], None]) -> None:
         """Call `listener` in the pool after segments were deleted, instead of only logging it."""

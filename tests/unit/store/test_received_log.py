@@ -156,7 +156,7 @@ def test_a_topic_that_was_created_again_begins_at_zero(tmp_path: Path) -> None:
 def test_a_log_that_begins_later_gives_queues_that_begin_later(tmp_path: Path) -> None:
     model, log = master_log(tmp_path / "master", 4, 60)
     slave = Slave(tmp_path / "slave")
-    slave.store.begin_log_at(SEGMENT_BYTES)
+    slave.store.begin_log_at(slave.store.log.create_begin(SEGMENT_BYTES)())()
     slave.received.restart()
     slave.take(log[SEGMENT_BYTES:])
     verify(slave.store, model, SEGMENT_BYTES)

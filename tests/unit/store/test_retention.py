@@ -105,6 +105,25 @@ def test_pinned_messages_keep_their_segments(
 
 
 @pytest.mark.parametrize(
+    ("kept_from", "percent", "delete"),
+    [
+        (None, 80, 4),
+        (0, 80, 0),
+        (250, 80, 2),
+        (0, 86, 1),  # the disk is too full
+    ],
+)
+def test_what_another_replica_needs_is_kept_while_the_disk_allows_it(
+    kept_from: int | None, percent: int, delete: int
+) -> None:
+    found = decide(
+        StoreConfig(), aged(*[OLD] * 5), now_ms=NOW_MS, hour=NOON, disk=used(percent),
+        refusing=False, kept_from=kept_from,
+    )  # fmt: skip
+    assert found.delete == delete
+
+
+@pytest.mark.parametrize(
     ("percent", "delete"), [(85, 0), (86, 1), (90, 1), (91, 2), (97, 3), (100, 3)]
 )
 def test_a_full_disk_deletes_no_more_than_needed(percent: int, delete: int) -> None:

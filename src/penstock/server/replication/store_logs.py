@@ -1,12 +1,20 @@
 """The store's log as the sessions of replication see it."""
 
+import asyncio
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
-from penstock.errors import WriteStopped
-from penstock.replication.epochs import EpochHistory
+from penstock.errors import ReplicationError, WriteStopped
+from penstock.replication.epochs import Epoch, EpochHistory
+from penstock.replication.slave_session import UNKNOWN
+from penstock.store.disk import Disk
 from penstock.store.put import OFFSET_MAX
 from penstock.store.received_log import ReceivedLog
+from penstock.store.recovery.recovery import CLOCK_AHEAD_MS
 from penstock.store.store import MessageStore
+
+T = TypeVar("T")
 
 
 class StoreMasterLog:
@@ -62,6 +70,14 @@ class StoreSlaveLog:
         self.history = history
         self.segment_bytes = store.log.segments.segment_bytes
         self.received = ReceivedLog(store.log, store.writer, store.make_queue)
+        self.begin_wanted = UNKNOWN
+        """Where the empty log must begin before anything can be received."""
+        self.on_saved: Callable[[], None] = lambda: None
+        """Called by a thread when the epochs are stored, or can't be."""
+        self._saved: tuple[Epoch, ...] | None = None  # what the last save has stored
+        self._saving: Future[None] | None = None
+        self._being_saved: tuple[Epoch, ...] = ()
+        self._epochs_known_to = OFFSET_MAX  # the epochs behind this log offset are not stored yet
         self._master_confirm = OFFSET_MAX
         self.publish()
 
@@ -80,16 +96,25 @@ class StoreSlaveLog:
     @property
     def acknowledged(self) -> int:
         flusher = self._store.flusher
-        return flusher.flushed() if flusher.group_commit else self._store.log.end
+        offset = flusher.flushed() if flusher.group_commit else self._store.log.end
+        return min(offset, self._epochs_known_to)
 
-    def restart(self, next_offset: int) -> None:
-        self.received.restart(next_offset)
+    def restart(self, next_offset: int, *, equal: bool = False) -> None:
+        self.received.restart(next_offset, equal=equal)
 
     def begin_at(self, offset: int) -> None:
-        # Creates a file in the event loop: once in the life of an empty slave, before it has
-        # anything that could be read.
-        self._store.begin_log_at(offset)
+        """Have the caller create the first file, which takes time; it connects again then."""
+        self.begin_wanted = offset
+        raise ReplicationError(f"the master's log begins at offset {offset}")
+
+    async def move_begin(self, offset: int) -> None:
+        """Begin the empty log at the start of a segment. The pool creates and deletes files."""
+        store = self._store
+        self.begin_wanted = UNKNOWN
+        segment = await _in_pool(store.disk, store.log.create_begin(offset))
+        delete_old = store.begin_log_at(segment)
         self.received.restart(offset)
+        await _in_pool(store.disk, delete_old)
 
     def receive(self, data: memoryview) -> None:
         refusal = self._store.writer.refusal
@@ -98,17 +123,52 @@ class StoreSlaveLog:
         self.received.receive(data)
 
     def follow(self, history: EpochHistory) -> None:
-        # Waits for the disk in the event loop, once per connection: no byte of a new epoch may be
-        # acknowledged before the epoch is stored.
+        """Take over the master's epochs; the pool stores them.
+
+        No byte of a new epoch is acknowledged before that. After a crash meanwhile, such bytes
+        count as those of an older epoch: then they are truncated and received again.
+        """
         self.history = EpochHistory(history.epochs)
-        self._save(self.history)
+        if self._saving is not None or self.history.epochs != self._saved:
+            self._epochs_known_to = min(self._epochs_known_to, self._store.log.end)
+        if self._saving is None:
+            self._save_epochs()
+
+    def _save_epochs(self) -> None:
+        if self.history.epochs == self._saved:
+            self._epochs_known_to = OFFSET_MAX
+            return
+        history, save = EpochHistory(self.history.epochs), self._save
+        self._saving = self._store.disk.submit(lambda: save(history))
+        self._being_saved = history.epochs
+        self._saving.add_done_callback(lambda done: self.on_saved())
+
+    def epochs_stored(self) -> None:
+        """Take note of a finished save. Raises OSError or StoreError if it failed."""
+        saving = self._saving
+        if saving is None or not saving.done():
+            return
+        self._saving = None
+        saving.result()
+        self._saved = self._being_saved
+        self._save_epochs()  # there may be another epoch by now
 
     def confirm(self, offset: int) -> None:
         self._master_confirm = offset
 
-    def publish(self) -> None:
-        """Dispatch what has arrived, and let readers see what the master has confirmed."""
+    def publish(self, now_ms: int | None = None) -> None:
+        """Dispatch what has arrived, and let readers see what the master has confirmed.
+
+        A store time that is far ahead of `now_ms` is damage, as in a recovery: no checksum covers
+        it, and store times never go back.
+        """
+        if now_ms is not None:
+            self._store.writer.plausible_to_ms = now_ms + CLOCK_AHEAD_MS
         self.received.dispatch()
         writer = self._store.writer
         writer.confirm_limit = min(self.received.dispatched, self._master_confirm)
         self._store.publish()
+
+
+async def _in_pool(disk: Disk, work: Callable[[], T]) -> T:
+    return await asyncio.wrap_future(disk.submit(work))

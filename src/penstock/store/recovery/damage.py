@@ -41,8 +41,10 @@ RECORD_BYTES_MAX = 64 * 1024 * 1024
 """Longer ranges are not read as one record to find out whose message was there."""
 _SEARCH_BYTES_LEAST, _SEARCH_BYTES_MAX = 4096, 1024 * 1024
 _ZEROS = bytes(_SEARCH_BYTES_MAX)
-_LENGTHS = 5
-_HEAD_BYTES = layout.SYS_FLAG_AT  # up to the log offset that a record carries
+LENGTHS = 5
+"""The problem of lengths that do not add up; after a greater number the size is plausible."""
+HEAD_BYTES = layout.SYS_FLAG_AT
+"""Up to the log offset that a record carries."""
 
 
 def _magic(number: int) -> bytes:
@@ -84,6 +86,10 @@ class LostMessage(NamedTuple):
     queue_offset: int
     queued: bool
     """Whether it had a queue entry."""
+
+    def __str__(self) -> str:
+        text = f"a message of topic {self.topic.decode()}, queue {self.queue_id}"
+        return text + f", queue offset {self.queue_offset}" if self.queued else text
 
 
 class Verdict(NamedTuple):
@@ -139,7 +145,7 @@ class DamageJudge:
         part = self._part(offset)
         if part is None:
             return None
-        sizes = [size] if problem > _LENGTHS else []
+        sizes = [size] if problem > LENGTHS else []
         for length in (*sizes, following - offset):
             if not layout.FIXED_BYTES <= length <= RECORD_BYTES_MAX:
                 continue
@@ -167,7 +173,7 @@ class DamageJudge:
 
     def _following(self, offset: int, problem: int, size: int) -> int | None:
         """Where records continue behind an invalid one, or None."""
-        if problem > _LENGTHS:  # its size is plausible
+        if problem > LENGTHS:  # its size is plausible
             behind = offset + size
             part = self._part(behind)
             if part is not None and self._begins_record(part, behind - part.start):
@@ -186,10 +192,10 @@ class DamageJudge:
     def _begins_record(self, part: LogPart, at: int) -> bool:
         """Whether a record begins there that names this log offset: it may be damaged too."""
         end = min(part.length, self._segment_bytes)
-        head = part.read(at, _HEAD_BYTES)
-        if _is_blank(head, at, self._segment_bytes):
+        head = part.read(at, HEAD_BYTES)
+        if is_blank(head, at, self._segment_bytes):
             return True
-        size = _size_of(head, part.start + at, end - at)
+        size = plausible_size(head, part.start + at, end - at)
         stored = StoredRecord()
         if size == 0:
             return False
@@ -215,7 +221,7 @@ class DamageJudge:
         # or the first bytes of its size, are missing.
         known = min(to_sector, 4)
         missing = (following - offset) >> 8 * (4 - known)
-        return problem <= _LENGTHS and missing > 0 and not any(data[:to_sector])
+        return problem <= LENGTHS and missing > 0 and not any(data[:to_sector])
 
     def _has_data(self, offset: int, end: int) -> bool:
         for part in self._parts:
@@ -256,14 +262,13 @@ def search(
     stored = StoredRecord()
     stored.durable_to = durable_to
     for begin, data in _pieces(part, at, end, overlap=3):
-        for hit in _finds(data, _MAGIC_HEAD):
-            place = begin + hit - layout.MAGIC_AT
-            known = place >= least and data[hit : hit + 4] in _MAGICS
-            if known and _is_record(stored, part, place, end):
+        for hit in record_places(data):
+            place = begin + hit
+            if place >= least and is_record(stored, part, place, end):
                 return part.start + place
-        for hit in _finds(data, _MAGIC_BLANK) if blanks and blank is None else ():
-            place = begin + hit - layout.MAGIC_AT
-            if place >= least and _is_blank(part.read(place, 8), place, segment_bytes):
+        for hit in blank_places(data) if blanks and blank is None else ():
+            place = begin + hit
+            if place >= least and is_blank(part.read(place, 8), place, segment_bytes):
                 blank = part.start + place
     return blank
 
@@ -290,6 +295,18 @@ def _pieces(
             size = min(4 * size, _SEARCH_BYTES_MAX)
 
 
+def record_places(data: bytes | bytearray) -> Iterator[int]:
+    """Where a record may begin by its magic number; less than 0 if that is before `data`."""
+    for hit in _finds(data, _MAGIC_HEAD):
+        if data[hit : hit + 4] in _MAGICS:
+            yield hit - layout.MAGIC_AT
+
+
+def blank_places(data: bytes | bytearray) -> Iterator[int]:
+    """Where a blank record may begin by its magic number."""
+    return (hit - layout.MAGIC_AT for hit in _finds(data, _MAGIC_BLANK))
+
+
 def _finds(data: bytes | bytearray, what: bytes) -> Iterator[int]:
     hit = data.find(what)
     while hit >= 0:
@@ -297,22 +314,22 @@ def _finds(data: bytes | bytearray, what: bytes) -> Iterator[int]:
         hit = data.find(what, hit + 1)
 
 
-def _is_record(stored: StoredRecord, part: LogPart, at: int, end: int) -> bool:
+def is_record(stored: StoredRecord, part: LogPart, at: int, end: int) -> bool:
     """Whether a valid record begins there."""
-    size = _size_of(part.read(at, _HEAD_BYTES), part.start + at, end - at)
+    size = plausible_size(part.read(at, HEAD_BYTES), part.start + at, end - at)
     if size == 0:
         return False
     stored.bind(memoryview(bytearray(part.read(at, size))))
     return stored.read(0, size) == RECORD and stored.check(part.start + at) == RECORD
 
 
-def _size_of(head: bytes | bytearray, offset: int, left: int) -> int:
+def plausible_size(head: bytes | bytearray, offset: int, left: int) -> int:
     """The size of the record with this head if it is plausible and names this offset, else 0.
 
     Nothing else of a record is read then: the search must not be quadratic in a range full of
     records that belong elsewhere.
     """
-    if len(head) < _HEAD_BYTES:
+    if len(head) < HEAD_BYTES:
         return 0
     size = octets.get_i32(head, layout.SIZE_AT)
     if not layout.FIXED_BYTES <= size <= left:
@@ -320,7 +337,7 @@ def _size_of(head: bytes | bytearray, offset: int, left: int) -> int:
     return size if octets.get_i64(head, layout.PHYSICAL_OFFSET_AT) == offset else 0
 
 
-def _is_blank(head: bytes | bytearray, at: int, segment_bytes: int) -> bool:
+def is_blank(head: bytes | bytearray, at: int, segment_bytes: int) -> bool:
     """Whether this is a blank record that reaches the segment's end."""
     return (
         len(head) >= layout.BLANK_BYTES

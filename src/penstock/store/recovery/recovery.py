@@ -86,6 +86,7 @@ class Recovery(OpenedFiles):
         self.report.clean = not crashed
         self.checkpoint = read_checkpoint(self.disk, self.paths)
         writer.plausible_to_ms = max(now_ms + CLOCK_AHEAD_MS, self.checkpoint.log_ms)
+        writer.damage = ReplayDamage(self.report, 0)  # also for what a slave receives later
         self.report.pages_kept = not crashed or opened_here(self.disk, self.paths)
         self._durable_to = self.beyond() if self.report.pages_kept else self._confirmed()
         self._used_to = self._durable_to if ours else 0
@@ -465,9 +466,7 @@ class Recovery(OpenedFiles):
         """Note a damaged range; a message whose queue is known there becomes a filler."""
         message = ""
         if lost is not None and is_queue_name(lost.topic):
-            message = f"a message of topic {lost.topic.decode()}, queue {lost.queue_id}"
-            if lost.queued:
-                message += f", queue offset {lost.queue_offset}"
+            message = str(lost)
         writer.damage.add(DamagedRange(begin, end - begin, reason, message))
         if lost is not None and message and begin >= self.removal.end_of(lost.topic):
             queue = self.queues.get(lost.topic, lost.queue_id)
