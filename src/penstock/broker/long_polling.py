@@ -173,6 +173,17 @@ class LongPolling:
         for suspended in self._by_client.pop(client, {}):
             self._forget(suspended)
 
+    def answer(self, client: ClientId) -> None:
+        """Answer the requests of a client now: its connection is about to be closed.
+
+        Java's clients do not notice a closed connection while they wait for a response. They would
+        wait for the whole timeout of a pull, which is 30 s.
+        """
+        for suspended in list(self._by_client.get(client, ())):
+            if suspended.alive:  # a woken request may end another one
+                self._forget(suspended)
+                self._wake(suspended, True)
+
     def wake_queue(self, queue: ConsumeQueue) -> None:
         """Retry the requests of a queue because something other than an arrival has changed."""
         self._arrived(queue)

@@ -126,7 +126,8 @@ class Server:
         return self._listeners[0].port
 
     async def stop(self) -> None:
-        """Stop listening, send the responses of requests in flight, close the connections."""
+        """Stop listening, send the responses of requests in flight and of suspended ones, close the
+        connections."""
         self._stopping = True
         for listener in self._listeners:
             await listener.close()
@@ -134,6 +135,8 @@ class Server:
         while self._is_busy() and self._clock.monotonic_ms() < deadline_ms:
             await pause(self._clock, DRAIN_MS)
         for connection in list(self.connections.values()):
+            if self._long_polling is not None:
+                self._long_polling.answer(connection.client)
             connection.close("the server stops")
         while self.connections and self._clock.monotonic_ms() < deadline_ms:
             await pause(self._clock, DRAIN_MS)

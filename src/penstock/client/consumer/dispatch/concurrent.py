@@ -75,6 +75,7 @@ class ConcurrentDispatch:
         self._waking = False  # a worker was woken or started and has not taken a job yet
         self._closing = False
         self._workers: set[asyncio.Task[None]] = set()
+        self._completions: set[asyncio.Task[object]] = set()  # of messages handled in threads
         self._threads: HandlerThreads[Job] = HandlerThreads(
             name,
             concurrency,
@@ -100,13 +101,17 @@ class ConcurrentDispatch:
         self._threads.discard(unwanted)
 
     async def close(self, drain_ms: int) -> None:
-        """Start no more handlers, and wait up to `drain_ms` for running ones."""
+        """Start no more handlers, and wait up to `drain_ms` for running ones, and for as long until
+        their failed messages are sent back: what is not would be delivered twice."""
         self._closing = True
         self._jobs.clear()
         while self._idle:
             self._wake_worker()
         threads = asyncio.ensure_future(self._threads.close(self._clock, drain_ms))
         left = await self._end_workers(drain_ms) + await threads
+        if self._completions:
+            with contextlib.suppress(TimeoutError):
+                await finish_within(self._clock, drain_ms, asyncio.wait(self._completions))
         if left:
             log.warning(
                 "%d handlers have not returned within %d ms; their messages are redelivered",
@@ -300,10 +305,12 @@ class ConcurrentDispatch:
         messages = result.job if isinstance(result.job, list) else [result.job]
         self._count_time(messages[0])
         if result.error is not None:
-            self._session.spawn(self._failed(messages, result.error))
+            completion = self._failed(messages, result.error)
         else:
-            retry = retry_from_result(result.value)
-            self._session.spawn(self._completion.complete(messages, retry))
+            completion = self._completion.complete(messages, retry_from_result(result.value))
+        task = self._session.spawn(completion)
+        self._completions.add(task)
+        task.add_done_callback(self._completions.discard)
 
 
 class _YieldToLoop:

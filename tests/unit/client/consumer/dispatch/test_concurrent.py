@@ -424,6 +424,31 @@ def test_close_waits_for_running_handlers_and_starts_no_more(kind: str) -> None:
 
 
 @KINDS
+def test_close_waits_until_failed_messages_are_sent_back(kind: str) -> None:
+    async def test() -> None:
+        fixture = DispatchFixture()
+        began, accepted = asyncio.Event(), asyncio.Event()
+
+        async def slow_back(message: ReceivedMessage, delay_level: int) -> None:
+            began.set()
+            await accepted.wait()
+
+        fixture.completion._send_back = slow_back
+        fixture.on(handler_of(kind, lambda message: False))
+        fixture.give(0)
+        await began.wait()
+        closing = asyncio.ensure_future(fixture.dispatch.close(10_000))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not closing.done()
+        accepted.set()
+        await closing
+        assert fixture.queue.progress == 1
+
+    run(test)
+
+
+@KINDS
 def test_close_waits_at_most_drain_ms(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         fixture = DispatchFixture()
