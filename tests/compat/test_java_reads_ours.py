@@ -24,7 +24,7 @@ pytestmark = pytest.mark.compat
 each_version = pytest.mark.parametrize("version", golden.VERSIONS)
 PARTS = {
     "HAClientRuntimeInfo", "HAConnectionRuntimeInfo", "Metric", "OrderInfo", "OrderedPop",
-    "PolicyEntryInfo", "PolicyInfo",
+    "PolicyEntryInfo", "PolicyInfo", "ReplicaIdentity", "ReplicasInfo",
 }  # fmt: skip
 """Classes inside others, which are tried as parts of these."""
 FILES = {

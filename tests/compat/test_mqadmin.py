@@ -65,7 +65,7 @@ def test_access_control_holds_for_commands(tmp_path: Path, version: str) -> None
     judge(ACCESS_STEPS, tmp_path, version, access=True)
 
 
-@pytest.mark.parametrize("version", maven.SERVER_VERSIONS[: rounds(ci=1, proof=2)])
+@pytest.mark.parametrize("version", maven.SERVER_VERSIONS)
 def test_ha_status_and_epochs_of_a_master_and_its_slave(tmp_path: Path, version: str) -> None:
     with (
         penstock.Up(tmp_path / "up", replicas=2) as up,
@@ -82,6 +82,12 @@ def test_ha_status_and_epochs_of_a_master_and_its_slave(tmp_path: Path, version:
         assert re.search(rf"#MasterAddr\s+{host}:{int(port) + 1}\b", shown), shown
         shown = shell.run("getBrokerEpoch", "-n", up.address, "-b", NAME).out
         assert len(re.findall(r"#Epoch: EpochEntry\{epoch=1,", shown)) == 2, shown
+        for asked in (up.broker_address, slave):  # the slave names its master
+            shown = shell.run("getSyncStateSet", "-a", asked, "-b", NAME).out
+            assert re.search(rf"#MasterAddr\s+{up.broker_address}\b", shown), shown
+            assert re.search(r"#MasterEpoch\s+1\b.*#SyncStateSetNums\s+2\b", shown, re.S), shown
+            replicas = re.findall(r"InSyncReplica:.*brokerId=(\d).*alive=true", shown)
+            assert replicas == ["0", "1"], shown
 
 
 def test_mqadmin_as_a_process_ends_well(cluster: Cluster) -> None:

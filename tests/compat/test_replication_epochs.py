@@ -38,13 +38,20 @@ OUR_ID, THEIR_ID = 2, 1
 class ApacheStore:
     """Apache's store with its HA service, in the JVM of a session."""
 
-    def __init__(self, java: JavaSession, directory: Path) -> None:
+    def __init__(
+        self,
+        java: JavaSession,
+        directory: Path,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        in_sync_replicas: int = 2,
+    ) -> None:
         self._java = java
         self._name = str(directory)
         self.store_dir = directory
         self.ha_port = apache.free_port()
         self._do("start", directory=str(directory), ha_port=self.ha_port, id=THEIR_ID,
-                 segment_bytes=SEGMENT_BYTES, in_sync_replicas=2)  # fmt: skip
+                 segment_bytes=segment_bytes, in_sync_replicas=in_sync_replicas)  # fmt: skip
 
     def lead(self, epoch: int) -> None:
         assert self._do("lead", epoch=epoch)
@@ -55,6 +62,16 @@ class ApacheStore:
     def put(self, count: int, text: str) -> set[str]:
         """Append messages; returns how that ended."""
         return set(self._do("put", count=count, text=text, topic=TOPIC))
+
+    def fill(self, size: int, seed: int) -> list[list[int]]:
+        """Append random messages; returns the CRCs of the bodies, by queue."""
+        bodies: list[list[int]] = self._do("fill", bytes=size, seed=seed, topic=TOPIC)
+        return bodies
+
+    def read(self) -> list[list[int]]:
+        """The CRCs of the bodies of all messages, by queue."""
+        bodies: list[list[int]] = self._do("read", topic=TOPIC)
+        return bodies
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = self._do("state")
@@ -77,10 +94,10 @@ def theirs(sessions: Sessions, tmp_path: Path, version: str) -> Iterator[ApacheS
 class OurBroker(penstock.Broker):
     """Our broker without a NameServer; its role may change while it is stopped."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         conf = {
             **apache.SMALL_STORE,
-            "mappedFileSizeCommitLog": SEGMENT_BYTES,
+            "mappedFileSizeCommitLog": segment_bytes,
             "haSendHeartbeatInterval": 200,
             "slaveReadEnable": True,
         }

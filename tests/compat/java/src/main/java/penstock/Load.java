@@ -9,8 +9,9 @@ import org.apache.rocketmq.common.message.Message;
 /**
  * A load generator: so many threads send small messages synchronously for so many seconds.
  *
- * <p>Arguments: name servers, topic, threads, seconds, body bytes. Prints one JSON line: how many
- * messages were acknowledged and failed, and the latency in microseconds.
+ * <p>Arguments: name servers, topic, threads, seconds, body bytes and, if wanted, seconds of warming
+ * up before. Prints "warm" when those are over, and at the end one JSON line: how many messages were
+ * acknowledged and failed since, and their latency in microseconds.
  */
 public final class Load {
     private Load() {
@@ -21,13 +22,15 @@ public final class Load {
         int threads = Integer.parseInt(args[2]);
         long seconds = Long.parseLong(args[3]);
         byte[] body = new byte[Integer.parseInt(args[4])];
+        long warmSeconds = args.length > 5 ? Long.parseLong(args[5]) : 0;
         Arrays.fill(body, (byte) 'x');
         DefaultMQProducer producer = new DefaultMQProducer("penstock-load");
         producer.setNamesrvAddr(args[0]);
         producer.start();
         producer.send(new Message(topic, body));
         AtomicLong failed = new AtomicLong();
-        long end = System.nanoTime() + seconds * 1_000_000_000L;
+        long begin = System.nanoTime() + warmSeconds * 1_000_000_000L;
+        long end = begin + seconds * 1_000_000_000L;
         int kept = 1 << 17;
         long[][] latencies = new long[threads][kept];
         int[] counts = new int[threads];
@@ -37,13 +40,17 @@ public final class Load {
             workers[i] = new Thread(() -> {
                 while (System.nanoTime() < end) {
                     long began = System.nanoTime();
+                    boolean sent;
                     try {
                         SendStatus status = producer.send(new Message(topic, body)).getSendStatus();
-                        if (status != SendStatus.SEND_OK) {
-                            failed.incrementAndGet();
-                            continue;
-                        }
+                        sent = status == SendStatus.SEND_OK;
                     } catch (Exception error) {
+                        sent = false;
+                    }
+                    if (began < begin) {
+                        continue;
+                    }
+                    if (!sent) {
                         failed.incrementAndGet();
                         continue;
                     }
@@ -52,11 +59,14 @@ public final class Load {
             });
             workers[i].start();
         }
-        long began = System.nanoTime();
+        if (warmSeconds > 0) {
+            Thread.sleep(Math.max((begin - System.nanoTime()) / 1_000_000, 0));
+            System.out.println("warm");
+        }
         for (Thread worker : workers) {
             worker.join();
         }
-        double took = (System.nanoTime() - began) / 1e9;
+        double took = (System.nanoTime() - begin) / 1e9;
         long total = 0;
         for (int count : counts) {
             total += count;

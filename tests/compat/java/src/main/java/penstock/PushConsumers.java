@@ -107,6 +107,9 @@ final class PushConsumers {
         given.configure(client, name);
         client.setConsumeFromWhere(ConsumeFromWhere.valueOf(
             "CONSUME_FROM_" + given.text("from", "FIRST_OFFSET")));
+        // 3 s by default; many tests would only wait for that.
+        client.getDefaultMQPushConsumerImpl().setPullTimeDelayMillsWhenException(
+            given.number("pull_retry_ms", 3_000));
         if (given.has("timestamp")) {
             client.setConsumeTimestamp(given.text("timestamp"));
         }

@@ -1,6 +1,7 @@
 package penstock.server;
 
 import java.net.InetSocketAddress;
+import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -8,13 +9,21 @@ import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Random;
 import java.util.Set;
 import java.util.TreeSet;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.stream.Stream;
 import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.UtilAll;
 import org.apache.rocketmq.common.message.MessageAccessor;
+import org.apache.rocketmq.common.message.MessageDecoder;
+import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageExtBrokerInner;
 import org.apache.rocketmq.store.DefaultMessageStore;
+import org.apache.rocketmq.store.GetMessageResult;
+import org.apache.rocketmq.store.GetMessageStatus;
+import org.apache.rocketmq.store.PutMessageStatus;
 import org.apache.rocketmq.store.config.BrokerRole;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.ha.autoswitch.AutoSwitchHAService;
@@ -27,12 +36,13 @@ import penstock.Session;
  * of a controller. Each command names its "store".
  */
 public final class ReplicatedStores {
+    private static final int QUEUES = 4;
     private final Map<String, DefaultMessageStore> stores = new HashMap<>();
 
     public Map<String, Session.Command> commands() {
         return Map.of("store.start", this::start, "store.lead", this::lead, "store.follow",
-            this::follow, "store.put", this::put, "store.state", this::state, "store.stop",
-            this::stop);
+            this::follow, "store.put", this::put, "store.fill", this::fill, "store.read",
+            this::read, "store.state", this::state, "store.stop", this::stop);
     }
 
     /** Opens the store in "directory" as broker "id", which listens on "ha_port". */
@@ -97,18 +107,75 @@ public final class ReplicatedStores {
         DefaultMessageStore store = store(given);
         List<Object> statuses = new ArrayList<>();
         for (int i = 0; i < given.integer("count", 1); i++) {
-            MessageExtBrokerInner message = new MessageExtBrokerInner();
-            message.setTopic(given.text("topic"));
-            message.setQueueId(i % 4);
-            message.setBody((given.text("text") + i).repeat(50).getBytes(StandardCharsets.UTF_8));
-            message.setBornTimestamp(System.currentTimeMillis());
-            message.setBornHost(new InetSocketAddress("127.0.0.1", 1));
-            message.setStoreHost(new InetSocketAddress("127.0.0.1", 2));
-            MessageAccessor.setProperties(message, new HashMap<>());
-            message.setPropertiesString("");
+            byte[] body = (given.text("text") + i).repeat(50).getBytes(StandardCharsets.UTF_8);
+            MessageExtBrokerInner message = message(given.text("topic"), i % QUEUES, body);
             statuses.add(store.putMessage(message).getPutMessageStatus().name());
         }
         return statuses;
+    }
+
+    /**
+     * Appends random messages of up to 32 KiB to the four queues of "topic" until the log has grown
+     * by "bytes"; gives the CRC of each body, by queue. The same "seed" gives the same messages.
+     */
+    private Object fill(Arguments given) throws Exception {
+        DefaultMessageStore store = store(given);
+        long end = store.getMaxPhyOffset() + given.number("bytes", 0);
+        Random random = new Random(given.number("seed", 1));
+        List<List<Object>> bodies = emptyQueues();
+        for (int i = 0; store.getMaxPhyOffset() < end; i++) {
+            byte[] body = new byte[1 + random.nextInt(32 * 1024)];
+            random.nextBytes(body);
+            PutMessageStatus status;
+            do {
+                status = store.putMessage(message(given.text("topic"), i % QUEUES, body))
+                    .getPutMessageStatus();
+            } while (status == PutMessageStatus.OS_PAGE_CACHE_BUSY);
+            if (status != PutMessageStatus.PUT_OK) {
+                throw new IllegalStateException(status.name());
+            }
+            bodies.get(i % QUEUES).add((long) UtilAll.crc32(body));
+        }
+        return bodies;
+    }
+
+    /** Reads the four queues of "topic" from their begin; gives the CRC of each body, by queue. */
+    private Object read(Arguments given) throws Exception {
+        DefaultMessageStore store = store(given);
+        List<List<Object>> bodies = emptyQueues();
+        for (int queue = 0; queue < QUEUES; queue++) {
+            for (long offset = 0;;) {
+                GetMessageResult found =
+                    store.getMessage("reader", given.text("topic"), queue, offset, 32, null);
+                if (found == null || found.getStatus() != GetMessageStatus.FOUND) {
+                    break;
+                }
+                for (ByteBuffer buffer : found.getMessageBufferList()) {
+                    MessageExt message = MessageDecoder.decode(buffer);
+                    bodies.get(queue).add((long) UtilAll.crc32(message.getBody()));
+                }
+                found.release();
+                offset = found.getNextBeginOffset();
+            }
+        }
+        return bodies;
+    }
+
+    private static List<List<Object>> emptyQueues() {
+        return Stream.<List<Object>>generate(ArrayList::new).limit(QUEUES).toList();
+    }
+
+    private static MessageExtBrokerInner message(String topic, int queue, byte[] body) {
+        MessageExtBrokerInner message = new MessageExtBrokerInner();
+        message.setTopic(topic);
+        message.setQueueId(queue);
+        message.setBody(body);
+        message.setBornTimestamp(System.currentTimeMillis());
+        message.setBornHost(new InetSocketAddress("127.0.0.1", 1));
+        message.setStoreHost(new InetSocketAddress("127.0.0.1", 2));
+        MessageAccessor.setProperties(message, new HashMap<>());
+        message.setPropertiesString("");
+        return message;
     }
 
     /** "end" and "confirmed" of the log, its "epochs" (number, begin), and the "in_sync" set. */
