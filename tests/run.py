@@ -8,6 +8,7 @@ Their steps run in parallel lanes, because tests with real Java clients and Spar
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -128,6 +129,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--depth", choices=("check", "ci", "proof"), default="ci")
     depth = parser.parse_args().depth
+    # A shell lets its background commands ignore SIGINT, and tests would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     running = lanes(depth)
     began = time.monotonic()
     threads = [threading.Thread(target=lane.run) for lane in running]

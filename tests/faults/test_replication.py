@@ -51,16 +51,29 @@ class Cluster:
 
     def start_nameserver(self) -> None:
         port = self.nameserver.rpartition(":")[2]
-        self._run("nameserver", ["nameserver", "--port", port])
+        process = self._begin("nameserver", ["nameserver", "--port", port])
+        assert process.stdout is not None
+        assert process.stdout.readline(), self.log("nameserver")
 
     def start(self, name: str, role: str) -> None:
         """Start a broker, and wait until it is ready."""
+        self.configure(name, role, int(role == "slave"))
+        process = self.begin(name)
+        assert process.stdout is not None
+        assert process.stdout.readline(), self.log(name)
+
+    def log(self, name: str) -> str:
+        """What a process has logged."""
+        return (self.root / f"{name}.log").read_text()
+
+    def configure(self, name: str, role: str, broker_id: int) -> None:
+        """Write the settings of a broker."""
         settings = self.root / f"{name}.toml"
         settings.write_text(
             f"""
             [broker]
             name = "broker-a"
-            id = {int(role == "slave")}
+            id = {broker_id}
             port = {self.broker_ports[name]}
             data = "{self.root / name}"
             nameservers = "{self.nameserver}"
@@ -75,15 +88,17 @@ class Cluster:
             read_from_slaves = true
             """
         )
-        self._run(name, ["broker", "-c", str(settings)])
 
-    def _run(self, name: str, arguments: list[str]) -> None:
+    def _begin(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "penstock.cli.main", *arguments]
         with (self.root / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
         self.processes[name] = process
-        assert process.stdout is not None
-        assert process.stdout.readline(), (self.root / f"{name}.log").read_text()
+        return process
+
+    def begin(self, name: str) -> subprocess.Popen[bytes]:
+        """Start a broker with the settings that it has, without waiting for it."""
+        return self._begin(name, ["broker", "-c", str(self.root / f"{name}.toml")])
 
     def kill(self, name: str) -> None:
         with self.processes.pop(name) as process:

@@ -112,6 +112,23 @@ def test_a_suspended_pull_gets_the_message_at_once(run: Run, tmp_path: Path) -> 
     run(body())
 
 
+def test_suspended_pulls_are_answered_when_the_broker_stops(
+    run: Run,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    async def body() -> None:
+        async with broker(tmp_path) as (peer, service):
+            await send(peer, 0)
+            waiting = [asyncio.ensure_future(pull(peer, 0, 1, CALL_MS)) for _ in range(3)]
+            while len(service.broker.context.long_polling) < len(waiting):
+                await asyncio.sleep(0)
+            await service.stop()
+            answers = await asyncio.gather(*waiting)
+            assert {(a.code, a.ext["nextBeginOffset"]) for a in answers} == {(19, "1")}
+
+    run(body())
+
+
 class SlowDisk(Disk):
     """A disk whose flushes wait while `go` is not set."""
 

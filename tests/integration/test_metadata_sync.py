@@ -136,8 +136,7 @@ def test_tables_are_copied(run: Run, tmp_path: Path) -> None:
             assert copy.groups.table.version == source.groups.table.version
             assert copy.offsets.table.version == source.offsets.table.version
             assert slave.broker._assignments.modes.get("T", "G") == mode
-            assert slave.role.master_online
-            assert slave.sync.state.success_ms > 0
+            await slave.until(lambda: slave.role.master_online and slave.sync.state.success_ms > 0)
             list(source.topics.delete("T", NOW_MS))
             await slave.until(lambda: copy.topics.get("T") is None)
 
@@ -193,6 +192,29 @@ def test_commits_at_the_slave_come_back_to_the_master(run: Run, tmp_path: Path) 
             for context in (source, copy):
                 assert [context.offsets.get("G", "T", n) for n in range(3)] == [15, 20, 3]
             assert slave.role.commits == {}
+
+    run(body())
+
+
+def test_commits_at_a_slave_that_restarts_come_back_to_the_master(
+    run: Run,
+    tmp_path: Path,
+) -> None:
+    async def body() -> None:
+        async with pair(tmp_path) as (master, slave, _):
+            source, copy = master.context, slave.broker.context
+            source.topics.put(TopicConfig(topic_name="T"), NOW_MS)
+            source.groups.put(SubscriptionGroupConfig(group_name="G"), NOW_MS)
+            source.offsets.commit("G", "T", 0, 10, NOW_MS)
+            await slave.until(lambda: copy.offsets.get("G", "T", 0) == 10)
+            slave.set_master("")  # the master is away
+            await asyncio.sleep(0.05)
+            copy.offsets.commit("G", "T", 0, 15, NOW_MS)
+        async with pair(tmp_path) as (master, slave, _):
+            source, copy = master.context, slave.broker.context
+            await slave.until(lambda: source.offsets.get("G", "T", 0) == 15)
+            await slave.until(lambda: slave.role.commits == {})
+            assert copy.offsets.get("G", "T", 0) == 15
 
     run(body())
 

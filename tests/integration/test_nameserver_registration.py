@@ -11,6 +11,7 @@ import pytest
 
 from penstock.clock import LoopClock
 from penstock.config import BrokerConfig, LiveSettings, Settings
+from penstock.config.replication_settings import ReplicationConfig
 from penstock.server.nameserver_registration import NameServerRegistration, parse_nameservers
 from penstock.testing.clock import VirtualClock
 from penstock.wire import fastjson
@@ -20,6 +21,7 @@ from penstock.wire.bodies.table_bodies import TopicConfigAndMappingSerializeWrap
 from tests.integration.loops import Frame, Server, Wire, serving
 
 REGISTER, UNREGISTER, SINGLE, MEMBERS = 103, 104, 217, 901
+MASTER_FIELDS, MASTER = ("masterAddr", "haServerAddr"), ("10.0.0.1:10911", "10.0.0.1:10912")
 
 
 class Topics:
@@ -167,6 +169,43 @@ def test_registration_is_periodic_and_encoded_once_per_version() -> None:
                 await until(lambda: not registration.states[0].failures)
                 assert len(names.frames) == count
             assert registration.register_request()[1] is registration.register_request()[1]
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("ha_address", ["", "10.0.0.1:10912"])
+def test_a_slave_registers_every_second_until_it_knows_its_master(ha_address: str) -> None:
+    async def body() -> None:
+        clock, names = VirtualClock(), NameServer()
+        async with serving(names.serve) as server:
+            config = settings(server.address, id=1)
+            replication = ReplicationConfig(role="slave", master=ha_address)
+            config.current = msgspec.structs.replace(config.current, replication=replication)
+            found: list[tuple[str, str]] = []
+            registration = NameServerRegistration(
+                config,
+                Topics("a").describe,
+                "10.0.0.7:10911",
+                "10.0.0.7:10912",
+                on_master=lambda *addresses: found.append(addresses),
+                clock=clock,
+            )
+            await registration.first_round()
+            for count in range(2, 2 if ha_address else 5):
+                names.heard.clear()
+                await clock.elapse(1_001)
+                await names.next()
+                assert len(names.frames) == count
+                if count == 3:
+                    names.reply = {"ext": dict(zip(MASTER_FIELDS, MASTER, strict=True))}
+            await until(lambda: found == ([] if ha_address else [MASTER]))
+            count = len(names.frames)
+            await clock.elapse(20_000)
+            assert len(names.frames) == count
+            names.heard.clear()
+            await clock.elapse(10_001)
+            await names.next()
+            await registration.close()
 
     asyncio.run(body())
 

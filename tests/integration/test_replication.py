@@ -11,12 +11,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.config import AccessConfig, BrokerConfig, NameServerConfig, Settings, StoreConfig
+from penstock.config import (
+    AccessConfig,
+    BrokerConfig,
+    LiveSettings,
+    NameServerConfig,
+    Settings,
+    StoreConfig,
+)
 from penstock.config.replication_settings import ReplicationConfig
 from penstock.errors import BadSetting, ReplicationError
 from penstock.server.broker_service import BrokerService
 from penstock.server.nameserver_service import NameServerService
-from penstock.server.replication.replication import UNSUPERVISED_MAX, _log_begin
+from penstock.server.replication.replica_calls import ReplicaCalls
+from penstock.server.replication.replication import UNSUPERVISED_MAX
 from penstock.store.store import MessageStore
 from penstock.transport.peer import Peer
 from penstock.wire.codes import ResponseCode
@@ -330,14 +338,16 @@ def test_an_empty_slave_must_know_the_begin_of_the_log(run: Run) -> None:  # noq
     unknown = {"code": ResponseCode.SYSTEM_ERROR, "remark": "NoSuchElementException"}
     answers: list[dict[str, Any]] = [known, unknown]
 
+    calls = ReplicaCalls(LiveSettings(Settings()))
+
     async def serve(wire: Wire) -> None:
         wire.answer(await wire.read(), **answers.pop())
 
     async def body() -> None:
         async with serving(serve) as server:
             with pytest.raises(ReplicationError, match="NoSuchElement"):
-                await _log_begin(server.address, None, None)
-            assert await _log_begin(server.address, None, None) == 4096
-        assert await _log_begin("", None, None) == 0
+                await calls.log_begin(server.address)
+            assert await calls.log_begin(server.address) == 4096
+        assert await calls.log_begin("") == 0
 
     run(body())

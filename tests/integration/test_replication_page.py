@@ -82,32 +82,35 @@ class Replicas:
         return status
 
 
-def test_a_slave_is_promoted_by_hand(start: Start, port: int, tmp_path: Path) -> None:  # noqa: F811
+def test_a_slave_is_promoted(start: Start, port: int, tmp_path: Path) -> None:  # noqa: F811
+    """First with the master, then because it is lost."""
     start("nameserver", "--port", port).line("is ready")
     replicas = Replicas(start, port, tmp_path)
-    master = replicas.run("master.toml", 0)
-    slave = replicas.run("slave.toml", 1)
+    first = replicas.run("master.toml", 0)
+    second = replicas.run("slave.toml", 1)
     wait_until(lambda: cluster_status(port)[-1]["in_sync"] is True)
     assert replicas.send("one") == "SEND_OK"
-    master.stop(signal.SIGKILL)
-    slave.stop()
-    replicas.change(
-        "slave.toml", ('role = "slave"', 'role = "sync_master"'), ("id = 1\n", "id = 0\n")
-    )
-    promoted = replicas.run("slave.toml", 1)
-    replicas.change(
-        "master.toml",
-        ('role = "sync_master"', 'role = "slave"'),
-        ('name = "broker-a"\n', 'name = "broker-a"\nid = 1\n'),
-    )
-    replicas.run("master.toml", 0)
-    wait_until(lambda: cluster_status(port)[-1]["in_sync"] is True)
-    first, second = cluster_status(port)
-    epoch = first["epoch"]
-    assert isinstance(epoch, int)
-    assert (first["role"], epoch > 1) == ("sync_master", True)
-    assert (second["role"], second["epoch"], second["behind"]) == ("slave", epoch, 0)
+    promote = ("cluster", "promote", "-n", replicas.names, "broker-a", 1, "--yes")
+    start(*promote).line(f"^{LOOPBACK}:{port + 13} is the master of broker-a .sync_master, epoch 2")
+    wait_until(lambda: [one["in_sync"] for one in cluster_status(port)] == [None, True])
     assert replicas.send("two") == "SEND_OK"
-    tail = start("tail", "-n", replicas.names, "Greetings", "--from", "first", "--count", 2)
-    assert {tail.line(" one| two").split()[-1] for _ in range(2)} == {"one", "two"}
-    assert promoted.stop() == 0
+
+    second.stop(signal.SIGKILL)
+    refused = start(*promote)
+    refused.line("--force", refused.err)
+    forced = start(*promote, "--force")
+    forced.line(f"^{LOOPBACK}:{port + 3} is the master of broker-a")
+    forced.line("the old master was not asked")
+    with pytest.raises(AssertionError):
+        replicas.run("slave.toml", 1)
+    replicas.change("slave.toml", ("id = 1\n", "id = 2\n"))
+    replicas.run("slave.toml", 1)
+    wait_until(lambda: cluster_status(port)[-1]["in_sync"] is True)
+    master, slave = cluster_status(port)
+    assert (master["role"], slave["role"]) == ("sync_master", "slave")
+    assert (slave["id"], slave["epoch"], slave["behind"]) == (2, master["epoch"], 0)
+    assert replicas.send("three") == "SEND_OK"
+    tail = start("tail", "-n", replicas.names, "Greetings", "--from", "first", "--count", 3)
+    words = "one", "two", "three"
+    assert {tail.line(" " + "| ".join(words)).split()[-1] for _ in words} == set(words)
+    assert first.stop() == 0

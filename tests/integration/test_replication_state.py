@@ -69,6 +69,32 @@ def test_both_replicas_show_their_state(
     run(body())
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_slave_that_receives_nothing_knows_how_far_it_is_behind(
+    tmp_path: Path,
+    run: Run,  # noqa: F811
+    protocol: str,
+) -> None:
+    """The HA protocols tell only what they send: the slave asks for the end of the log."""
+    pair = Pair(tmp_path, protocol=protocol)
+
+    async def body() -> None:
+        async with pair.broker("master", secret="right") as (client, master):
+            for number in range(20):
+                assert (await send(client, number)).code == 0
+            end = master.broker.context.store.log.end
+            async with pair.broker("slave", secret="wrong") as (_, slave):
+                assert slave.replication.metadata is not None
+                slave.replication.metadata.set_master(client.address)
+                state = slave.broker.role.replication
+                await until(lambda: (known := state().master) is not None and known.log_end == end)
+                follower = slave.replication.slave
+                assert follower is not None
+                assert follower.behind == end
+
+    run(body())
+
+
 def test_a_slave_without_its_master_says_so(
     tmp_path: Path,
     run: Run,  # noqa: F811

@@ -53,7 +53,7 @@ class ModelLog:
     def acknowledged(self) -> int:
         return self.flushed if self.sync_flush else len(self.data)
 
-    def restart(self, next_offset: int) -> None:
+    def restart(self, next_offset: int, *, equal: bool = False) -> None:
         self._rest = bytearray(next_offset - len(self.data))  # the first byte of a record is zero
 
     def begin_at(self, offset: int) -> None:

@@ -17,9 +17,11 @@ from penstock.broker.admin.consumer_admin import ConsumerHandlers
 from penstock.broker.admin.group_admin import GroupHandlers
 from penstock.broker.admin.offset_resets import ResetHandlers
 from penstock.broker.admin.replication_status import ReplicationHandlers
+from penstock.broker.admin.role_requests import RoleHandlers
 from penstock.broker.admin.runtime_info import RuntimeHandlers
 from penstock.broker.admin.settings_admin import SettingsHandlers
 from penstock.broker.admin.statistics import StatisticsHandlers
+from penstock.broker.admin.sync_state_set import SyncStateHandlers
 from penstock.broker.admin.topic_admin import TopicHandlers
 from penstock.broker.auth.access_control import AccessControl
 from penstock.broker.auth.password_key import PasswordKey
@@ -41,7 +43,7 @@ from penstock.broker.long_polling import LongPolling
 from penstock.broker.master_services import HandlerFamily, MasterServices, TimedService
 from penstock.broker.pull import PullHandler
 from penstock.broker.query import QueryHandlers
-from penstock.broker.replica_role import RefusedRequests, ReplicaRole, slave_rows
+from penstock.broker.replica_role import MASTER_CHANGES, RefusedRequests, ReplicaRole, slave_rows
 from penstock.broker.replica_state import ReplicaState
 from penstock.broker.replicated_tables import ReplicatedTables
 from penstock.broker.rewrite import MessageRewriter
@@ -54,7 +56,7 @@ from penstock.rpc.answers import Answer, EffectQueue, PersistentTable, PersistSo
 from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.command import Command
 from penstock.rpc.persistence import Persistence
-from penstock.rpc.router import Router
+from penstock.rpc.router import Router, refusal
 from penstock.store.consumer_offset_table import ConsumerOffsetTable
 from penstock.store.store import MessageStore
 from penstock.store.tables import (
@@ -159,6 +161,8 @@ class Broker:
             CleaningHandlers(context),
             RuntimeHandlers(context, self.master.timers if self.master is not None else None),
             ReplicationHandlers(context),
+            RoleHandlers(context),
+            SyncStateHandlers(context),
             SettingsHandlers(context),
             AuthAdmin(context),
         )
@@ -195,6 +199,8 @@ class Broker:
     # --- what the server calls
 
     def handle(self, command: Command) -> Answer:
+        if self.role.steps_down and command.code in MASTER_CHANGES:
+            return refusal(self.role.refusal("this broker is no longer the master"))
         return self.router.handle(command)
 
     def connected(self, client: int, peer: str, now_ms: int) -> None:
@@ -255,9 +261,12 @@ class Broker:
                 name: msgspec.structs.replace(config, perm=config.perm & allowed)
                 for name, config in topics.items()
             }
+        version = wrapper.data_version
+        if self.role.epoch:
+            version = msgspec.structs.replace(version, state_version=self.role.epoch)
         return RegisterBrokerBody(
             topic_config_serialize_wrapper=TopicConfigAndMappingSerializeWrapper(
-                topic_config_table=topics, data_version=wrapper.data_version
+                topic_config_table=topics, data_version=version
             )
         )
 

@@ -6,6 +6,10 @@ the master's page cache. Others are sent to the group's `brokerId`, 0 by default
 consumer is far behind if the log after its message is larger than `memory_percent` of the machine's
 memory. Without `read_from_slaves` the suggestion is always the master.
 
+A slave sends consumers that are not far behind back to its master. While the master can't be
+reached, it suggests itself: a consumer that is sent to a master that has gone waits for a timeout
+of its connection before it comes back. (RocketMQ's slaves suggest the group's `brokerId` then.)
+
 The log offset of the message is that in the first record of the response. Only if no record was
 found, and the log is large enough, is a queue entry read.
 """
@@ -37,6 +41,7 @@ class PullSuggestion:
         self._log = context.store.log
         self._memory_bytes = _machine_memory() if memory_bytes is None else memory_bytes
         self._settings = context.settings
+        self._role = context.role
 
     @property
     def enabled(self) -> bool:
@@ -45,6 +50,8 @@ class PullSuggestion:
 
     def usual(self, group: str) -> int:
         """The suggestion for a consumer that is not far behind."""
+        if self._role.slave:
+            return MASTER_ID if self._role.master_online else self._settings.current.broker.id
         config = self._groups.get(group)
         return MASTER_ID if config is None else config.broker_id
 
@@ -69,6 +76,8 @@ class PullSuggestion:
         return (self._log.end - log_offset) * _PERCENT > self._memory_bytes * percent
 
     def _slow(self, group: str) -> int:
+        if self._role.slave and not self._role.master_online:
+            return self._settings.current.broker.id
         config = self._groups.get(group)
         return _SLOW_ID if config is None else config.which_broker_when_consume_slowly
 

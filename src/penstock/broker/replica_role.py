@@ -17,12 +17,13 @@ suspended as at a master.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Final
+from enum import StrEnum
+from typing import Final, NamedTuple
 
 from penstock.broker.replication_state import ReplicationState, no_replication
 from penstock.config import LiveSettings
-from penstock.errors import NotMaster
-from penstock.rpc.answers import Answer, InThread, Reply, Suspend
+from penstock.errors import NotMaster, Refused
+from penstock.rpc.answers import Answer, InThread, Reply, ServerWork, Suspend
 from penstock.rpc.command import Command
 from penstock.rpc.router import InPlaceHandler, InPlaceRow, Row
 from penstock.store.store import MessageStore
@@ -30,7 +31,7 @@ from penstock.wire.codes import MASTER_ID, PULL_SUSPEND, RequestCode, ResponseCo
 from penstock.wire.frame import Request
 from penstock.wire.output import Output
 
-MASTER_ONLY: Final = frozenset(
+MASTER_CHANGES: Final = frozenset(
     {
         # messages
         RequestCode.SEND_MESSAGE,
@@ -50,10 +51,6 @@ MASTER_ONLY: Final = frozenset(
         RequestCode.PEEK_MESSAGE,
         RequestCode.NOTIFICATION,
         RequestCode.POLLING_INFO,
-        # states that a slave only copies
-        RequestCode.GET_REPLICA_TABLE,
-        RequestCode.GET_TIMER_CHECK_POINT,
-        RequestCode.GET_TIMER_METRICS,
         # topics, groups, offsets
         RequestCode.UPDATE_AND_CREATE_TOPIC,
         RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
@@ -68,6 +65,13 @@ MASTER_ONLY: Final = frozenset(
         RequestCode.CLONE_GROUP_OFFSET,
     }
 )
+"""Requests that change the log or a table, which only a master does."""
+MASTER_ONLY: Final = MASTER_CHANGES | {
+    # states that a slave only copies
+    RequestCode.GET_REPLICA_TABLE,
+    RequestCode.GET_TIMER_CHECK_POINT,
+    RequestCode.GET_TIMER_METRICS,
+}
 """Requests that only a master serves."""
 
 PULLS: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
@@ -76,6 +80,39 @@ REJECTED: Final = "[REJECTREQUEST]system busy, start flow control for a while"
 
 OffsetKey = tuple[str, str, int]
 """Group, topic and queue id of a consumer offset."""
+
+
+class RoleStep(StrEnum):
+    """The steps of a promotion, in their order; each goes to one kind of replica."""
+
+    STEP_DOWN = "stepDown"
+    """Master: stop writing, wait until the slave is prepared, and become a slave with its id."""
+    PREPARE = "prepare"
+    """The slave that is promoted, asked by the master: have all of the log and the tables."""
+    TAKE_OVER = "takeOver"
+    """The same slave: become the master, with the id 0."""
+    FOLLOW = "follow"
+    """Another slave: follow the new master."""
+
+
+class RoleChange(NamedTuple):
+    """Which replica of a broker is to be the master, and what this one has to do for that."""
+
+    step: RoleStep
+    master_id: int
+    """The id of the slave that is promoted."""
+    master_address: str
+    """Where it serves clients."""
+    epoch: int
+    """The epoch that it begins; 0 without epochs."""
+    role: str
+    """sync_master or async_master."""
+    log_end: int = 0
+    """PREPARE: where the master's log ends."""
+
+
+def _no_change(change: RoleChange) -> ServerWork:
+    raise Refused("the role of this broker can't be changed while it runs")
 
 
 class ReplicaRole:
@@ -91,6 +128,15 @@ class ReplicaRole:
         """Offsets that consumers have committed at this slave and that its master lacks."""
         self.replication: Callable[[], ReplicationState] = no_replication
         """Says how the replication is going. The server replaces it when it replicates."""
+        self.change: Callable[[RoleChange], ServerWork] = _no_change
+        """Changes the role of this broker. The server replaces it."""
+        self.steps_down = False
+        """The role is given to another replica: tables are not changed any more."""
+        self.epoch = 0
+        """The epoch of a master; 0 without epochs. NameServers prefer the master with the greater
+        one."""
+        self.ha_address = ""
+        """Where slaves find the log of a master; empty if the HA port is closed."""
 
     def refusal(self, why: str = "this broker is a slave") -> NotMaster:
         """The answer to a request that only the master serves."""
@@ -182,13 +228,14 @@ class SlavePulls:
         if not isinstance(answer, Reply):
             return answer
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
-            return wait(_try_master(answer, {"nextBeginOffset": str(offset)}))
+            return wait(self._again(answer, {"nextBeginOffset": str(offset)}))
         if answer.code == ResponseCode.PULL_NOT_FOUND and self._role.master_online:
-            return _try_master(answer, {})
+            return self._again(answer, {})
         return answer
 
-
-def _try_master(reply: Reply, changed: dict[str, str]) -> Reply:
-    """Tell a consumer to pull again, from the master if it can."""
-    fields = {**(reply.ext or {}), "suggestWhichBrokerId": str(MASTER_ID), **changed}
-    return replace(reply, code=ResponseCode.PULL_RETRY_IMMEDIATELY, ext=fields)
+    def _again(self, reply: Reply, changed: dict[str, str]) -> Reply:
+        """Tell a consumer to pull again, from the master if that can be reached."""
+        own_id = self._settings.current.broker.id
+        suggested = MASTER_ID if self._role.master_online else own_id
+        fields = {**(reply.ext or {}), "suggestWhichBrokerId": str(suggested), **changed}
+        return replace(reply, code=ResponseCode.PULL_RETRY_IMMEDIATELY, ext=fields)

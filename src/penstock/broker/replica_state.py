@@ -6,13 +6,17 @@
 | `topicsTo` | The topic table has every topic with messages before this log offset. Others were deleted at the master: their queues do not bring them back. |
 | `timerReadMs`, `timerQueueOffset` | The progress of the master's timer (request GET_TIMER_CHECK_POINT). |
 | `deliveredFrom` | What the master has delivered since the tables were copied is in the log from here on; 0 if that is not known. |
+| `masterBegin` | Where the log of the master began when it was last asked; -1 if that is not known. |
+| `commits` | Offsets that consumers have committed at this slave and that the master lacks, by `topic@group` and queue id. They are sent to the master when it is back. |
 """  # noqa: E501
 
 import logging
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import msgspec
 
+from penstock.broker.replica_role import OffsetKey
 from penstock.errors import StoreDamaged
 from penstock.store.tables import ConfigFile
 from penstock.wire import fastjson
@@ -29,6 +33,8 @@ class ReplicaFile(Body):
     timer_read_ms: Long = 0
     timer_queue_offset: Long = 0
     delivered_from: Long = 0
+    master_begin: Long = -1
+    commits: dict[str, dict[int, Long]] = {}
 
 
 class ReplicaState:
@@ -50,12 +56,28 @@ class ReplicaState:
         if found is not None:
             self.content = found
 
-    def update(self, **changes: int) -> None:
+    def update(self, **changes: Any) -> None:
         """Change members; the file is written soon."""
         content = msgspec.structs.replace(self.content, slave=True, **changes)
         if content != self.content:
             self.content = content
             self.dirty = True
+
+    def note_commits(self, commits: Mapping[OffsetKey, int]) -> None:
+        """These commits are to be sent to the master."""
+        noted: dict[str, dict[int, int]] = {}
+        for (group, topic, queue_id), offset in commits.items():
+            noted.setdefault(f"{topic}@{group}", {})[queue_id] = offset
+        self.update(commits=noted)
+
+    def commits(self) -> dict[OffsetKey, int]:
+        """The commits that are to be sent to the master."""
+        found = {}
+        for key, queues in self.content.commits.items():
+            topic, _, group = key.rpartition("@")
+            for queue_id, offset in queues.items():
+                found[group, topic, queue_id] = offset
+        return found
 
     def clear(self) -> None:
         """The broker is a master now; what is known about topics stays true."""

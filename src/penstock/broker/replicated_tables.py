@@ -87,6 +87,9 @@ class ReplicatedTables:
         self._deleted: dict[str, int] = {}
         """Deleted topics whose queues are still here: the end of the master's log."""
         state.update()
+        self._commits = context.role.commits
+        self._commits.update(state.commits())
+        context.store.on_retention(self._kept_from, unless_full=True)
         context.persistence.before(context.offsets.table.FILE, self._before_offsets_are_saved)
 
     def tables(self) -> tuple[PersistentTable, ...]:
@@ -94,14 +97,34 @@ class ReplicatedTables:
         return (self._ordered_pops, self._state)
 
     def _before_offsets_are_saved(self) -> Callable[[], None] | None:
-        """Ordered pops never lag behind the offsets."""
-        copied = self._ordered_pops
-        return self._context.persistence.save(copied) if copied.dirty else None
+        """Ordered pops never lag behind the offsets, nor do the commits that the master lacks."""
+        self._state.note_commits(self._commits)
+        save = self._context.persistence.save
+        saves = [save(table) for table in self.tables() if table.dirty]
+
+        def save_all() -> None:
+            for write in saves:
+                write()
+
+        return save_all if saves else None
 
     def _persist(self, *tables: PersistentTable) -> None:
         for table in tables:
             if table.dirty:
                 self._context.effects.put(PersistSoon(table))
+
+    # --- the log
+
+    def master_log_begins(self, offset: int) -> None:
+        """The master has deleted its log before this offset."""
+        self._state.update(master_begin=offset)
+        self._persist(self._state)
+
+    def _kept_from(self) -> int | None:
+        """The slave keeps what its master keeps: only the master knows which messages delays,
+        timers, transactions and POP still need."""
+        begin = self._state.content.master_begin
+        return begin if begin >= 0 else None
 
     # --- topics
 
@@ -233,6 +256,11 @@ class ReplicatedTables:
             yield
         table.version = wrapper.data_version
         self._persist(table)
+
+    def commits_sent(self) -> None:
+        """The master has got commits at this slave."""
+        self._state.note_commits(self._commits)
+        self._persist(self._state)
 
     def replace_delay_offsets(self, wrapper: DelayOffsetSerializeWrapper) -> None:
         """Take over the progress of the delay levels."""

@@ -44,6 +44,11 @@ def _add_master_metrics(registry: Registry, context: BrokerContext) -> None:
             read=lambda: [((one.name,), value(one)) for one in context.role.replication().slaves],
         )
 
+    registry.counter(
+        "penstock_replication_deleted_bytes_total",
+        "Bytes of the log that retention deleted before a connected slave had them.",
+        read=lambda: [((), context.role.replication().deleted_bytes)],
+    )
     add("connected", "1 while the slave is connected.", lambda one: bool(one.address))
     add("in_sync", "1 while the slave is in sync.", lambda one: one.in_sync)
     add(

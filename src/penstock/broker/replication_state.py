@@ -56,6 +56,8 @@ class ReplicationState:
     slaves: tuple[SlaveState, ...] = ()
     master: MasterState | None = None
     """Of a slave."""
+    deleted_bytes: int = 0
+    """Bytes of a master's log that retention has deleted before a connected slave had them."""
 
     @property
     def epoch(self) -> int | None:

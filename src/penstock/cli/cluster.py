@@ -1,6 +1,6 @@
 """`penstock cluster …`: the replicas of a cluster."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -13,9 +13,10 @@ from penstock.cli.remote import (
     print_table,
     run,
 )
+from penstock.errors import Refused
 
 if TYPE_CHECKING:
-    from penstock.client.admin.async_admin import ReplicaStatus
+    from penstock.client.admin.async_admin import PromotionPlan, ReplicaStatus
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ NOT_APPLICABLE = "-"
 
 @click.group(no_args_is_help=True)
 def cluster() -> None:
-    """Inspect the replicas of running brokers, Penstock's or Apache's."""
+    """Inspect the replicas of running brokers, Penstock's or Apache's, and move the master."""
 
 
 @cluster.command()
@@ -53,6 +54,82 @@ def status(cluster: ClusterOptions, in_cluster: str | None, as_json: bool) -> No
     named = {replica.broker.name for replica in replicas}
     for name in sorted(named - {r.broker.name for r in replicas if r.broker.is_master}):
         print(f"{name} has no master")
+
+
+@cluster.command()
+@cluster_options
+@click.argument("broker")
+@click.argument("broker_id", metavar="ID", type=click.IntRange(1))
+@click.option("-c", "--cluster", "in_cluster", help="The cluster of the broker.")
+@click.option(
+    "--role",
+    type=click.Choice(["sync_master", "async_master"]),
+    help="Role of the new master.  [default: that of the present one, else sync_master]",
+)
+@click.option(
+    "--force", is_flag=True, help="Promote even if no master answers. Make sure that none runs."
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+def promote(
+    cluster: ClusterOptions,
+    broker: str,
+    broker_id: int,
+    in_cluster: str | None,
+    role: str | None,
+    force: bool,
+    yes: bool,
+) -> None:
+    """Make the slave with this ID the master of its broker.
+
+    The present master stops accepting messages, waits until the slave has all of them, and becomes
+    the slave with this ID. Producers wait meanwhile. Both keep their roles when they restart.
+    """
+
+    async def plan() -> "PromotionPlan":
+        async with cluster.admin() as admin:
+            return await admin.plan_promotion(
+                broker, broker_id, cluster=in_cluster, role=role, force=force
+            )
+
+    async def work(plan: "PromotionPlan") -> tuple[str, ...]:
+        async with cluster.admin() as admin:
+            return await admin.promote(plan)
+
+    planned = run(plan())
+    for line in _plan_lines(planned):
+        print(line)
+    if not yes:
+        click.confirm("Continue?", abort=True, err=True)
+        before, planned = planned, run(plan())  # the question may have waited for long
+        if list(_plan_lines(before)) != list(_plan_lines(planned)):
+            raise Refused(
+                "the state of the replicas has changed meanwhile",
+                hint="run the command again and look at the new plan",
+            )
+    problems = run(work(planned))
+    epoch = f", epoch {planned.epoch}" if planned.epoch else ""
+    print(f"{planned.slave.broker.address} is the master of {broker} ({planned.role}{epoch})")
+    if planned.master is None:
+        print("the old master could not be asked to step down; if it still runs, stop it now")
+    for problem in problems:
+        print(problem)
+
+
+def _plan_lines(plan: "PromotionPlan") -> Iterator[str]:
+    slave, master = plan.slave, plan.master
+    yield (
+        f"{slave.broker.name} {slave.broker.id} ({slave.broker.address}) becomes the master "
+        f"({plan.role})"
+    )
+    if master is not None:
+        yield f"the current master {master.broker.address} becomes slave {slave.broker.id}"
+    else:
+        yield f"no master answers: messages beyond log offset {slave.log_end} are lost"
+    for other in plan.others:
+        yield f"slave {other.broker.id} ({other.broker.address}) follows it"
+    for other in plan.unknown:
+        lost = "" if master is not None else "; what only it has is lost"
+        yield f"slave {other.broker.id} ({other.broker.address}) does not answer{lost}"
 
 
 def _row(replica: "ReplicaStatus") -> tuple[str, ...]:

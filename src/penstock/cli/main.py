@@ -20,7 +20,7 @@ from penstock.version import VERSION
 COMMANDS = {
     "acl": ("penstock.cli.acl:acl", "Manage access rules: grant, deny, list, get, delete."),
     "broker": ("penstock.cli.broker_command:broker", "Run a broker."),
-    "cluster": ("penstock.cli.cluster:cluster", "Inspect masters and slaves: status."),
+    "cluster": ("penstock.cli.cluster:cluster", "Inspect masters and slaves: status, promote."),
     "demo": (
         "penstock.cli.demo.demo_command:demo",
         "Kill a broker under load and recover it, then run Spark pipelines.",

@@ -54,7 +54,8 @@ class ReplicationConfig(Checked, frozen=True, forbid_unknown_fields=True):
     ] = 0  # fmt: skip
     min_in_sync_replicas: Annotated[
         int, Doc("Sends are refused while fewer replicas than this, including the master, are in "
-                 "sync.", "minInSyncReplicas", live=True, least=1)
+                 "sync. Consumers of a sync_master see nothing new during that time.",
+                 "minInSyncReplicas", live=True, least=1)
     ] = 1  # fmt: skip
     all_in_sync_acknowledge: Annotated[
         bool, Doc("A send waits for all replicas that are in sync, instead of `in_sync_replicas`.",
@@ -82,8 +83,8 @@ class ReplicationConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  form="only with `haFlowControlEnable=true`")
     ] = 0  # fmt: skip
     lag_bytes_max: Annotated[
-        int, Doc("A slave that is further behind than this is not in sync.", "haMaxGapNotInSync",
-                 least=1)
+        int, Doc("A slave that is further behind than this does not become in sync. One that is in "
+                 "sync stays it; see `lag_ms_max`.", "haMaxGapNotInSync", least=1)
     ] = 256 * _MIB  # fmt: skip
     lag_ms_max: Annotated[
         int, Doc("A slave that has not caught up with the master for this long is not in sync.",
@@ -93,6 +94,10 @@ class ReplicationConfig(Checked, frozen=True, forbid_unknown_fields=True):
         bool, Doc("An empty slave begins with the first segment of the master's log. Otherwise it "
                   "begins with the last one and lacks all older messages.", "syncFromLastFile",
                   form="inverted")
+    ] = True  # fmt: skip
+    keep_for_slaves: Annotated[
+        bool, Doc("Master: retention keeps segments that a connected slave has not received yet, "
+                  "unless the disk is fuller than `disk_force_percent`.", live=True)
     ] = True  # fmt: skip
     learner: Annotated[
         bool, Doc("Slave: never counts as in sync, so no send waits for it.", "asyncLearner")

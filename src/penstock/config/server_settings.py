@@ -69,10 +69,13 @@ class TlsConfig(Checked, frozen=True, forbid_unknown_fields=True):
         str, Doc("Whether clients must present a certificate: none, optional or require.",
                  "tls.server.need.client.auth", choices=("none", "optional", "require"))
     ] = "none"  # fmt: skip
-    outgoing: Annotated[bool, Doc("Use TLS for connections to NameServers.", "tls.enable")] = False
+    outgoing: Annotated[
+        bool, Doc("Use TLS for connections to NameServers and, at a slave, to the master. The own "
+                  "certificate is sent if the server asks for one.", "tls.enable")
+    ] = False  # fmt: skip
     outgoing_ca: Annotated[
-        str, Doc("The PEM file of the CAs that NameServers are verified with. Empty: no "
-                 "verification.", "tls.client.trustCertPath", path=True)
+        str, Doc("The PEM file of the CAs that NameServers and the master are verified with. "
+                 "Empty: no verification.", "tls.client.trustCertPath", path=True)
     ] = ""  # fmt: skip
 
 

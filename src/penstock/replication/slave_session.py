@@ -48,11 +48,17 @@ class SlaveLog(Protocol):
     def acknowledged(self) -> int:
         """What the slave may report: flushed under sync flush, otherwise the log's end."""
 
-    def restart(self, next_offset: int) -> None:
-        """Expect bytes from an offset on: the log's end, or 1 in an empty log."""
+    def restart(self, next_offset: int, *, equal: bool = False) -> None:
+        """Expect bytes from an offset on: the log's end, or 1 in an empty log.
+
+        `equal`: this log is known to be the begin of the master's.
+        """
 
     def begin_at(self, offset: int) -> None:
-        """Begin the empty log at the start of a segment."""
+        """Begin the empty log at the start of a segment.
+
+        Raises ReplicationError if that takes time: the slave connects again when it is done.
+        """
 
     def receive(self, data: memoryview) -> None:
         """Append bytes; raises ReplicationError if they are not valid records."""
@@ -187,14 +193,8 @@ class StaticSlaveSession(SlaveSession):
 
     An Apache master begins with its last segment if the slave reports 0. So an empty slave that
     wants the whole log reports 1: the byte before is the first one of a record's length, which is
-    zero. `master_begin` is the begin of the master's log, if it is known to be above 0.
+    zero. If the master's log begins later, the empty log must begin there too before it connects.
     """
-
-    def __init__(
-        self, log: SlaveLog, options: SlaveOptions, now_ms: int, *, master_begin: int = 0
-    ) -> None:
-        super().__init__(log, options, now_ms)
-        self._master_begin = master_begin
 
     def start(self, now_ms: int) -> bytes:
         return self._first_report(now_ms)
@@ -203,11 +203,7 @@ class StaticSlaveSession(SlaveSession):
         log = self.log
         first = log.end
         if log.begin == log.end and log.end == 0 and self.options.from_first_segment:
-            if self._master_begin > 0:
-                log.begin_at(self._master_begin)
-                first = log.end
-            else:
-                first = FIRST_BYTE
+            first = FIRST_BYTE
         log.restart(first)
         return first
 
@@ -278,7 +274,7 @@ class EpochSlaveSession(SlaveSession):
         self.master_end = master.log_end
         self._refuse_difference(master)
         self.log.follow(master.history)
-        self.log.restart(self.log.end)
+        self.log.restart(self.log.end, equal=True)
         self._greeted = True
 
     def _refuse_replaced(self, theirs: EpochHistory) -> None:

@@ -11,6 +11,7 @@
 | `EncodedReply` | Send these bytes, if necessary after the log is flushed. |
 | `RegisterTopics` | Register topics with the NameServers, then answer with what `then` returns. |
 | `QueryRoute` | Query the NameServers for a route, then answer with what `then` returns. |
+| `WhenDone` | Wait for work that the server does, then answer with what `then` returns. |
 
 Effects go into the `EffectQueue`. They are executed in order, after the requests of one read.
 """
@@ -119,6 +120,22 @@ class QueryRoute:
     then: Callable[[TopicRouteData | None], Answer]
 
 
+class ServerWork(Protocol):
+    """Work that the server has begun; its callbacks run in the event loop."""
+
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> None: ...
+
+    def result(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WhenDone:
+    """Waits for work of the server; `then` gets its result. An exception becomes the response."""
+
+    work: ServerWork
+    then: Callable[[Any], Answer]
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedReply:
     """A response in bytes, sent when the log up to `offset` may be acknowledged.
@@ -140,6 +157,7 @@ Answer: TypeAlias = (
     | CallClient
     | RegisterTopics
     | QueryRoute
+    | WhenDone
     | EncodedReply
     | None
 )

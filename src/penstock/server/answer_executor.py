@@ -28,6 +28,7 @@ from penstock.rpc.answers import (
     Reply,
     Suspend,
     TickAt,
+    WhenDone,
 )
 from penstock.rpc.router import bug_text, refusal
 from penstock.server.client_calls import ClientCalls
@@ -145,6 +146,8 @@ class AnswerExecutor:
             self._register_topics(pending, answer)
         elif isinstance(answer, QueryRoute):
             self._query_route(pending, answer)
+        elif isinstance(answer, WhenDone):
+            self._await_work(pending, answer)
         else:
             self._call_client(pending, answer)
 
@@ -265,6 +268,12 @@ class AnswerExecutor:
             lambda done: self._resume(
                 pending, lambda: answer.then(None if done.cancelled() else done.result())
             )
+        )
+
+    def _await_work(self, pending: PendingResponse, answer: WhenDone) -> None:
+        pending.connection.adjust_in_flight(1)
+        answer.work.add_done_callback(
+            lambda done: self._resume(pending, lambda: answer.then(done.result()))
         )
 
     def _call_client(self, pending: PendingResponse, request: CallClient) -> None:

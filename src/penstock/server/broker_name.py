@@ -4,7 +4,8 @@ A broker asks a NameServer which address has its name and id (GET_BROKER_MEMBER_
 registration. Penstock's NameServers refuse a second broker anyway. Apache's would replace the first
 one, and NameServers before 5.0 do not know the request.
 
-* A broker does not start while another one has its name and id.
+* A broker does not start while another one has its name and id. Of two masters with epochs, the
+  one with the smaller epoch was replaced: it gives up, and the other one need not wait for that.
 * Of two running brokers, each of which has registered with another NameServer, the one that was
   started later gives up: it unregisters, and registers again only when no NameServer has listed the
   other one for three registration periods. So a restarted NameServer gets the first broker back.
@@ -65,23 +66,39 @@ class BrokerName:
         booted_ms = parse_long(response.ext.get(EXT_BOOT_TIMESTAMP, "")) or 0
         return OtherBroker(address, booted_ms, peer.address)
 
-    def taken_by(self, other: OtherBroker, header: dict[str, str]) -> BrokerNameTaken:
-        """The reason for this broker not to register."""
+    def taken_by(
+        self, other: OtherBroker, header: dict[str, str], *, replaced: bool = False
+    ) -> BrokerNameTaken:
+        """The reason for this broker not to register; `replaced`: as the master, by the other."""
+        if replaced:
+            return BrokerNameTaken(
+                f"{other.address} has replaced this broker as the master of {header['brokerName']}",
+                hint="change broker.id to an id that is not in use and set replication.role to "
+                "slave: then this broker follows the new master",
+            )
         return BrokerNameTaken(
             f"the NameServer {other.nameserver} lists another broker {header['brokerName']} "
             f"(id {header['brokerId']}) at {other.address}; this one is {self._address}"
         )
 
-    def give_up_for(self, other: OtherBroker, header: dict[str, str], period_ms: int) -> bool:
-        """Give up the name if this broker was started later than the other one.
+    def give_up_for(
+        self,
+        other: OtherBroker,
+        header: dict[str, str],
+        period_ms: int,
+        *,
+        replaced: bool = False,
+    ) -> bool:
+        """Give up the name if the other broker has replaced this one, or was started before it.
 
         Returns whether it still used its name before.
         """
         mine, theirs = self.booted_ms, other.booted_ms
-        if (mine if theirs else 0, self._address) < (theirs, other.address):
+        earlier = (mine if theirs else 0, self._address) < (theirs, other.address)
+        if earlier and not replaced:
             return False
         used = self._taken is None
-        self._taken = self.taken_by(other, header)
+        self._taken = self.taken_by(other, header, replaced=replaced)
         self._taken_until_ms = self._clock.monotonic_ms() + ABSENT_PERIODS * period_ms
         return used
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 import stat
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,13 +20,19 @@ from penstock.broker.replica_role import ReplicaRole
 from penstock.clock import Clock, LoopClock, pause
 from penstock.config import LiveSettings, Settings
 from penstock.config.settings import ha_port
-from penstock.errors import BadSetting, PenstockError
+from penstock.errors import BadSetting, BrokerNameTaken, PenstockError
+from penstock.replication.assigned_role import (
+    AssignedRole,
+    load_assigned_role,
+    save_assigned_role,
+)
 from penstock.server.answer_executor import NameServerCalls
 from penstock.server.listener import is_loopback
 from penstock.server.nameserver_registration import NameServerRegistration
 from penstock.server.probe import Probe, serve_probe
 from penstock.server.replication.observer import ReplicationObserver
 from penstock.server.replication.replication import Replication
+from penstock.server.replication.role_changes import RoleChanges
 from penstock.server.request_loop import RequestLoop
 from penstock.server.route_queries import RouteQueries
 from penstock.server.server import Server
@@ -60,6 +68,8 @@ class BrokerService:
     ) -> None:
         """`disk` and `make_broker` replace the real ones in tests."""
         self.settings = LiveSettings(settings)
+        self._configured = settings
+        self._assigned: AssignedRole | None = None
         self._clock = clock or LoopClock()
         self._disk = disk
         self._make_broker = make_broker
@@ -79,16 +89,27 @@ class BrokerService:
             await self._start_services()
 
     async def _start_services(self) -> None:
+        loop = asyncio.get_running_loop()
+        assigned = await loop.run_in_executor(None, self._take_assigned_role)
+        # A role that the last start in this process did not have was given by a promotion.
+        promoted = self._restarting is not None and assigned != self._assigned
+        self._assigned = assigned
         config = self.settings.current
         address = f"{_announced(config)}:{config.broker.port}"
-        loop = asyncio.get_running_loop()
         host = await loop.run_in_executor(None, _resolve, address)
         store = await loop.run_in_executor(None, self._open_store)
         try:
             # First, because an epoch begins before anything else changes.
-            self._replication = replication = await loop.run_in_executor(
-                None, Replication, self.settings, store, self._clock, self._restart_soon
+            make_replication = partial(
+                Replication,
+                self.settings,
+                store,
+                self._clock,
+                self._restart_soon,
+                assigned=assigned,
+                promoted=promoted,
             )
+            self._replication = replication = await loop.run_in_executor(None, make_replication)
             broker = self._new_broker(store, address, host)
         except BaseException:
             await loop.run_in_executor(None, store.close)
@@ -99,14 +120,75 @@ class BrokerService:
             await self._listen(broker, address, self._registration)
             await replication.start(broker, self.server.after_work, _signer(broker, self._clock))
             self._observer = ReplicationObserver(self.settings, replication, self._clock)
-            broker.role.replication = self._observer.state
+            self._describe_role(broker, address)
             await self._check_address(address, broker)
-            await self._registration.first_round()
+            await self._register(self._registration)
             await self._start_probe(broker)
         except BaseException:
             await self._stop_services()
             raise
         log.info("broker %s is ready on %s", config.broker.name, address)
+
+    async def _register(self, registration: NameServerRegistration) -> None:
+        """Register; a slave whose id is taken follows its master without being registered."""
+        try:
+            await registration.first_round()
+        except BrokerNameTaken as error:
+            if not self.broker.role.slave:
+                raise
+            log.warning("%s: trying again", error)
+            registration.start()
+
+    def _describe_role(self, broker: Broker, address: str) -> None:
+        """Tell the broker what its server knows of its role."""
+        role, replication = broker.role, self.replication
+        assert self._observer is not None
+        role.replication = self._observer.state
+        if not role.slave:
+            role.epoch = replication.epoch
+            role.ha_address = self._ha_address(address) if replication.listening else ""
+        role.change = RoleChanges(
+            self.settings,
+            self._configured,
+            broker,
+            replication,
+            self._clock,
+            self._restart_soon,
+        ).change
+
+    def _take_assigned_role(self) -> AssignedRole | None:
+        """Use the role that this broker was given while it ran, if the settings have not changed
+        since."""
+        root = Path(self._configured.broker.data)
+        if not root.is_dir():  # a new broker; or the store says why it can't be opened
+            return None
+        disk = self._disk or Disk()
+        assigned = load_assigned_role(disk, root)
+        if assigned is None or not assigned.role:
+            return assigned
+        configured = self._configured
+        if not assigned.counts_for(configured):
+            log.warning(
+                "the settings have changed and give this broker the role %s and the id %d; a "
+                "promotion had given it %s and %d",
+                configured.replication.role,
+                configured.broker.id,
+                assigned.role,
+                assigned.broker_id,
+            )
+            # For good: the settings may change back.
+            none = AssignedRole(epoch=assigned.epoch)
+            save_assigned_role(disk, root, none, configured)
+            return none
+        self.settings.current = assigned.applied_to(self.settings.current)
+        log.warning(
+            "this broker is %s with the id %d, as given by a promotion; the settings say %s, %d",
+            assigned.role,
+            assigned.broker_id,
+            configured.replication.role,
+            configured.broker.id,
+        )
+        return assigned
 
     def _new_broker(self, store: MessageStore, address: str, host: str) -> Broker:
         now_ms = self._clock.now_ms()
@@ -198,18 +280,24 @@ class BrokerService:
 
     def _make_registration(self, broker: Broker, address: str) -> NameServerRegistration:
         topics, clock = broker.context.topics, self._clock
-        host = self.settings.current.replication.announce or address.rpartition(":")[0]
         return NameServerRegistration(
             self.settings,
             broker.registration,
             address,
-            f"{host}:{ha_port(self.settings.current)}",
+            self._ha_address(address),
             sign=_signer(broker, self._clock),
             ssl=outgoing_context(self.settings.current.tls),
             on_order_config=lambda config: topics.mark_ordered(config, clock.now_ms()),
             on_master=self.replication.set_master,
+            compare=self.replication.compare,
             clock=clock,
         )
+
+    def _ha_address(self, address: str) -> str:
+        """The announced address of the HA port."""
+        config = self.settings.current
+        host = config.replication.announce or address.rpartition(":")[0]
+        return f"{host}:{ha_port(config)}"
 
     async def _start_probe(self, broker: Broker) -> None:
         config = self.settings.current.broker
@@ -255,30 +343,39 @@ class BrokerService:
 
     async def _restart(self) -> None:
         async with self._starting:
-            await self._stop_services()
             while not self._stopping:
                 try:
+                    await self._stop_services(unregister=False)
+                    frozen = gc.get_freeze_count() > 0  # by `serve_broker`
+                    gc.unfreeze()  # the tables of the broker that was stopped are garbage
                     await self._start_services()
+                    if frozen:
+                        gc.freeze()
                     return
-                except (PenstockError, OSError):
-                    log.exception("the broker can't be started again; trying again")
+                except Exception as error:
+                    log.error(
+                        "the broker could not be restarted; retrying in %d s: %s",
+                        RESTART_MS // 1000,
+                        error,
+                        exc_info=None if isinstance(error, PenstockError | OSError) else error,
+                    )
                     await pause(self._clock, RESTART_MS)
 
     async def stop(self) -> None:
         """Unregister, send pending responses, write the tables, close the store."""
         self._stopping = True
         if self._restarting is not None:
-            await self._restarting
+            await self._restarting  # it logs its errors and raises none
         await self._stop_services()
 
-    async def _stop_services(self) -> None:
+    async def _stop_services(self, *, unregister: bool = True) -> None:
         """Stop what is running; a second call does nothing."""
         if self._probe is not None:
             probe, self._probe = self._probe, None
             await probe.close()
         if self._registration is not None:
             registration, self._registration = self._registration, None
-            await registration.close()
+            await registration.close(unregister=unregister)
         if self._observer is not None:
             self._observer.close()
         if self._replication is not None:

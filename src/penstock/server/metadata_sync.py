@@ -31,7 +31,7 @@ from penstock.broker.replica_role import ReplicaRole
 from penstock.broker.replicated_tables import ReplicatedTables
 from penstock.clock import Clock, LoopClock, pause
 from penstock.config import LiveSettings
-from penstock.errors import BodyError, PenstockError, refusal
+from penstock.errors import BodyError, PenstockError, ReplicationError, refusal
 from penstock.replication.metadata import (
     GROUP_PAGES,
     TOPIC_PAGES,
@@ -46,7 +46,12 @@ from penstock.replication.metadata import (
 )
 from penstock.transport.peer import Peer, Response, Sign
 from penstock.wire import fastjson
-from penstock.wire.bodies.client_bodies import DataVersion, SubscriptionGroupConfig, TopicConfig
+from penstock.wire.bodies.client_bodies import (
+    DataVersion,
+    KVTable,
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
 from penstock.wire.bodies.cluster_bodies import HARuntimeInfo
 from penstock.wire.bodies.table_bodies import (
     DelayOffsetSerializeWrapper,
@@ -54,6 +59,7 @@ from penstock.wire.bodies.table_bodies import (
     TimerCheckpoint,
 )
 from penstock.wire.codes import RequestCode, ResponseCode
+from penstock.wire.java_numbers import parse_long
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +72,8 @@ TABLE_CALL_MS = 30_000
 ARRIVAL_MS = 1_000
 """How long a round waits for the log; else the tables are taken over in a later round."""
 ARRIVAL_POLL_MS = 20
+BEGIN_ROUNDS = 20
+"""Every so many rounds the begin of the master's log is asked for, for retention."""
 STEP_CHANGES = 20
 """Changes of tables before the event loop does something else."""
 T = TypeVar("T")
@@ -80,6 +88,7 @@ class SyncState:
     failures: int = 0  # in a row
     failures_total: int = 0
     error: str = ""  # of the last round
+    master_end: int = -1  # the end of the master's log in the last round; -1: it is not known
     held_to: int = 0  # the offsets wait for this end of the log; 0: they do not wait
 
 
@@ -110,6 +119,7 @@ class MetadataSync:
         self._arrived = arrived or self._flushed
         self._peer: Peer | None = None
         self._changed = asyncio.Event()  # the master's address
+        self._copying = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._held: HeldTables | None = None
         self._access_version: DataVersion | None = None
@@ -133,6 +143,7 @@ class MetadataSync:
         if address != self._role.master_address:
             self._role.master_address = address
             self._role.master_online = False
+            self.state.master_end = -1
         self._changed.set()
 
     async def _run(self) -> None:
@@ -166,8 +177,22 @@ class MetadataSync:
         if peer is not None:
             await peer.close()
 
+    async def copy_now(self) -> None:
+        """Copy what has changed until now; raises ReplicationError if that fails."""
+        # The first round may still take over offsets that were fetched before.
+        for _ in range(2):
+            await self.round()
+        if self.state.failures or self._held is not None:
+            raise ReplicationError(
+                f"the tables of the master were not copied: {self.state.error or 'its log is late'}"
+            )
+
     async def round(self) -> None:
         """Copy what has changed; never raises a PenstockError."""
+        async with self._copying:
+            await self._round()
+
+    async def _round(self) -> None:
         address = self._role.master_address
         try:
             await self._copy_tables()
@@ -195,6 +220,7 @@ class MetadataSync:
         state.failures += 1
         state.failures_total += 1
         state.error = error
+        state.master_end = -1
         self._role.master_online = False
 
     # --- a round
@@ -212,6 +238,7 @@ class MetadataSync:
         # Asked for last: the end of the log when all these tables had been read.
         status = await self._ask(RequestCode.GET_BROKER_HA_STATUS)
         master_end = fastjson.decode(status.body, HARuntimeInfo).master_commit_log_max_offset
+        self.state.master_end = master_end
         self._tables.topics_known(known_to, master_end)
         await self._in_steps(self._tables.remove_queues(known_to))
         if fetched is not None:
@@ -220,6 +247,17 @@ class MetadataSync:
         assert self._held is not None
         await self._take_held(self._held)
         await self._copy_access()
+        if self.state.rounds % BEGIN_ROUNDS == 0:
+            await self._ask_begin()
+
+    async def _ask_begin(self) -> None:
+        """Ask where the master's log begins; a master that has no message may not know it."""
+        body = await self._ask_optional(RequestCode.GET_BROKER_RUNTIME_INFO)
+        if body:
+            table = fastjson.decode(body, KVTable).table
+            begin = parse_long(table.get("commitLogMinOffset", ""))
+            if begin is not None and begin >= 0:
+                self._tables.master_log_begins(begin)
 
     async def _copy_topics(self) -> None:
         table = self._context.topics.table
@@ -291,6 +329,7 @@ class MetadataSync:
                 held.sent[key] = offset
             if commits.get(key) == offset:
                 del commits[key]  # sent, or refused because topic or group do not exist there
+        self._tables.commits_sent()
         if held.sent:
             log.info("sent %d offsets that consumers committed here to the master", len(held.sent))
 

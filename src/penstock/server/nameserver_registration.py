@@ -2,9 +2,10 @@
 
 Each NameServer has its own task, so one that is down does not delay the others. A failed
 registration is retried after 1, 2, 4 … seconds up to the period. A lost connection is opened again
-at once, because a NameServer removes a broker whose connection is closed. Each registration sends
-the whole topic table, as Apache does by default, so a NameServer that has lost a topic gets it
-back. The table is encoded once per version.
+at once, because a NameServer removes a broker whose connection is closed. A slave registers every
+second until a NameServer tells it where its master is. Each registration sends the whole topic
+table, as Apache does by default, so a NameServer that has lost a topic gets it back. The table is
+encoded once per version.
 
 Requests that wait until the NameServers know a few topics do not wait for the table: these topics
 are registered one by one before it (REGISTER_TOPIC_IN_NAMESRV). That does not change the version
@@ -16,8 +17,9 @@ A broker whose name belongs to another one does not register (`broker_name`).
 import asyncio
 import logging
 import ssl as tls
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -44,6 +46,8 @@ UNREGISTER_MS = 3_000
 NAME_CHECK_MS = 2_000
 FIRST_ROUND_MS = 6_000
 RETRY_MS = 1_000
+SEEK_MS = 1_000
+"""Period of a slave that does not know where its master is, and so receives nothing."""
 PERIOD_MS_RANGE = (10_000, 60_000)
 """NameServers remove a broker after 120 s without a registration; Apache has the same range."""
 ENCODING_SHARE = 10
@@ -51,6 +55,13 @@ ENCODING_SHARE = 10
 topics must not mean encoding 10,000 tables of 1.6 MB."""
 SINGLE_TOPICS_MAX = 32
 """Topics that are registered one by one; for more, the table is the shorter message."""
+
+
+class Compare(Protocol):
+    """Compares this broker with another one that has its name and id; `starting`: it has not
+    registered yet."""
+
+    def __call__(self, address: str, *, starting: bool) -> Awaitable[int]: ...
 
 
 @dataclass(slots=True)
@@ -79,14 +90,18 @@ class NameServerRegistration:
         ssl: tls.SSLContext | None = None,
         on_order_config: Callable[[Mapping[str, str]], None] | None = None,
         on_master: Callable[[str, str], None] | None = None,
+        compare: Compare | None = None,
         clock: Clock | None = None,
     ) -> None:
         """`describe` returns the topic table; its DataVersion changes with the content.
 
         `on_order_config` gets the order config of each response: topic → `broker:queues;…`.
-        `on_master` gets the address and the HA address of a slave's master.
+        `on_master` gets the address and the HA address of a slave's master. `compare` gets the
+        address of another broker with this name and id: a positive result means that this broker
+        has replaced it, a negative one the reverse.
         """
         self._on_master = on_master
+        self.compare = compare or _not_comparable
         self._settings = settings
         self._describe = describe
         self._address = address
@@ -198,9 +213,12 @@ class NameServerRegistration:
             other = next((other for other in found if other is not None), None)
             if other is None:
                 return
-            taken = self.name.taken_by(other, self.header())
+            rank = await self.compare(other.address, starting=True)
+            if rank > 0:
+                return
+            taken = self.name.taken_by(other, self.header(), replaced=rank < 0)
             left_ms = deadline_ms - self._clock.monotonic_ms()
-            if left_ms < RETRY_MS:
+            if left_ms < RETRY_MS or rank < 0:
                 raise taken
             if not warned:
                 log.warning("%s: waiting %d ms for it to stop", taken, left_ms)
@@ -226,14 +244,18 @@ class NameServerRegistration:
         ]
         return ", ".join(parts)
 
-    async def close(self) -> None:
-        """Unregister, in bounded time, and close the connections."""
+    async def close(self, *, unregister: bool = True) -> None:
+        """Unregister, in bounded time, and close the connections.
+
+        A broker that registers again under another id does not unregister: by then, its id may
+        belong to another one.
+        """
         tasks = [*self._tasks, *self._registering]
         self._tasks = []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(link.close() for link in self._links))
+        await asyncio.gather(*(link.close(unregister=unregister) for link in self._links))
 
     def header(self) -> dict[str, str]:
         """The fields that name this broker."""
@@ -275,6 +297,12 @@ class NameServerRegistration:
         """The shortest time between two registrations."""
         return ENCODING_SHARE * self._encode_ms
 
+    def lacks_master(self, response: Response) -> bool:
+        """Whether this is a slave, and the response does not tell where its master is."""
+        replication = self._settings.current.replication
+        seeks = replication.role == "slave" and not replication.master
+        return seeks and not response.ext.get("masterAddr")
+
     def take_response(self, response: Response) -> None:
         """Take the order config and a slave's master from a NameServer's response."""
         address, ha_address = (response.ext.get(key) for key in ("masterAddr", "haServerAddr"))
@@ -305,6 +333,7 @@ class _NameServerLink:
         self.wake = asyncio.Event()
         self.tried = asyncio.Event()
         self._next_done = asyncio.Event()  # set when the next registration has ended
+        self._lacks_master = False  # this broker is a slave whose master is not registered
         self._registration = registration
         self._clock = clock
         self.peer = Peer(address, sign=sign, ssl=ssl, on_lost=self._lost, clock=self._clock)
@@ -320,6 +349,8 @@ class _NameServerLink:
             if self.state.failures:
                 wait_ms = min(wait_ms, RETRY_MS << min(self.state.failures - 1, 6))
                 self.wake.clear()  # a change does not shorten the back-off
+            elif self._lacks_master:
+                wait_ms = SEEK_MS
             await self._wait(wait_ms)
             if not self.peer.connected:  # also after a NameServer that registers and disconnects
                 await pause(self._clock, RETRY_MS - (self._clock.now_ms() - started_ms))
@@ -342,10 +373,11 @@ class _NameServerLink:
         except PeerError:  # the registration reports it
             return None
 
-    async def close(self) -> None:
+    async def close(self, *, unregister: bool) -> None:
         """Unregister if registered, and close the connection."""
         try:
-            await self._unregister()
+            if unregister:
+                await self._unregister()
         finally:
             await self.peer.close()
 
@@ -383,6 +415,7 @@ class _NameServerLink:
             )
             if response.code == ResponseCode.SUCCESS:
                 self._registration.take_response(response)
+                self._lacks_master = self._registration.lacks_master(response)
                 self._succeeded()
             else:
                 reason = response.remark or "no reason given"
@@ -404,8 +437,11 @@ class _NameServerLink:
         registration = self._registration
         name, header = registration.name, registration.header()
         other = await name.find_other(self.peer, header, CALL_MS)
-        if other is not None and name.give_up_for(other, header, registration.period_ms):
-            registration.register_soon()  # to unregister from the other NameServers
+        rank = 0 if other is None else await registration.compare(other.address, starting=False)
+        if other is not None and rank <= 0:
+            period_ms = registration.period_ms
+            if name.give_up_for(other, header, period_ms, replaced=rank < 0):
+                registration.register_soon()  # to unregister from the other NameServers
         name.check()
 
     async def _wait(self, wait_ms: int) -> None:
@@ -437,6 +473,10 @@ class _NameServerLink:
             log.warning("the NameServer %s closed the connection", self.state.address)
         self.state.registered = False
         self.wake.set()
+
+
+async def _not_comparable(address: str, *, starting: bool) -> int:
+    return 0
 
 
 def parse_nameservers(text: str) -> list[str]:

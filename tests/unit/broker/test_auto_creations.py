@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.auto_creations import HOUR_MS, AutoCreations
+from penstock.broker.consumers.groups import Groups
 from penstock.config import BrokerConfig, LiveSettings, Settings
 from penstock.errors import InvalidParameter
+from penstock.rpc.answers import EffectQueue
+from penstock.store.tables import SubscriptionGroupTable
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import ConsumerData, HeartbeatData
 from penstock.wire.codes import RequestCode
@@ -54,6 +57,18 @@ def test_reconnecting_does_not_help_but_time_does(creations: AutoCreations) -> N
     with pytest.raises(InvalidParameter):
         creations.count(9, "the topic T", NOW_MS + HOUR_MS - 1)
     creations.count(9, "the topic T", NOW_MS + HOUR_MS)
+
+
+def test_a_slave_counts_no_groups_because_it_creates_none() -> None:
+    live = LiveSettings(Settings(broker=BrokerConfig(auto_creations_max=LIMIT)))
+    creations, table = AutoCreations(live), SubscriptionGroupTable()
+    creations.connected(ONE, "10.0.0.1:1")
+    groups = Groups(table, live, EffectQueue(), creations, copied=True)
+    for _ in range(LIMIT + 1):
+        assert groups.find("coupons", NOW_MS, ONE).group_name == "coupons"
+    assert table.get("coupons") is None
+    for _ in range(LIMIT):
+        creations.count(ONE, "the topic T", NOW_MS)
 
 
 def test_the_clock_may_be_set_back(creations: AutoCreations) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.broker.broker_metrics import broker_metrics
 from penstock.broker.replica_role import MASTER_ONLY, PULLS, ReplicaRole
+from penstock.broker.replica_state import ReplicaState
 from penstock.config import BrokerConfig, ReplicationConfig, Settings
 from penstock.errors import NotMaster, SystemBusy, WriteStopped, refusal
 from penstock.rpc.answers import Answer, Reply, Suspend
@@ -51,6 +52,10 @@ def slave(
 def reply(answer: Answer) -> Reply:
     assert isinstance(answer, Reply), answer
     return answer
+
+
+def suggested(answer: Answer) -> int:
+    return int((reply(answer).ext or {})["suggestWhichBrokerId"])
 
 
 # --- refused requests ----------------------------------------------------------------------------
@@ -180,6 +185,19 @@ def test_commits_are_taken_and_kept_for_the_master(tmp_path: Path) -> None:
         found = env.ask(RequestCode.QUERY_CONSUMER_OFFSET, ext)
         assert (found.ext or {})["offset"] == "2"
         assert env.broker.role.commits == {("G", "T", 0): 2}
+        env.context.persistence.save(env.context.offsets.table)()
+        state = ReplicaState()  # as after a crash
+        state.load(env.context.persistence.file(ReplicaState.FILE))
+        assert state.commits() == {("G", "T", 0): 2}
+    role = ReplicaRole(slave=True, master_address=MASTER)
+    with broker_fixture(tmp_path, settings(), role=role) as env:
+        assert role.commits == {("G", "T", 0): 2}
+        role.commits.clear()
+        assert env.broker.replicated is not None
+        env.broker.replicated.commits_sent()
+    role = ReplicaRole(slave=True, master_address=MASTER)
+    with broker_fixture(tmp_path, settings(), role=role):
+        assert role.commits == {}
 
 
 # --- pulls ---------------------------------------------------------------------------------------
@@ -207,6 +225,20 @@ def test_a_consumer_that_has_everything_is_sent_to_the_master(tmp_path: Path) ->
         ext = answer.ext or {}
         assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
         assert (ext["suggestWhichBrokerId"], ext["nextBeginOffset"]) == ("0", "3")
+
+
+def test_without_a_master_the_slave_suggests_itself(tmp_path: Path) -> None:
+    """A consumer that is sent to a master that has gone loses time before it comes back."""
+    with slave(tmp_path, messages=3) as env:
+        for offset, expected in ((0, [b"0", b"1"]), (2, [b"2"])):
+            answer = env.pull(offset, maxMsgNums=2)
+            assert bodies(answer) == expected
+            assert suggested(answer) == 1
+        assert isinstance(env.pull(3, flags=6), Suspend)
+        env.tick(16_000)
+        assert suggested(env.woken.pop()) == 1
+        env.broker.role.master_online = True
+        assert suggested(env.pull(0)) == 0
 
 
 def test_without_a_master_the_pull_is_suspended(tmp_path: Path) -> None:
@@ -237,7 +269,8 @@ def test_an_offset_is_never_corrected(tmp_path: Path, online: bool) -> None:
                 answer = env.woken.pop()
             ext = reply(answer).ext or {}
             assert reply(answer).code == ResponseCode.PULL_RETRY_IMMEDIATELY
-            assert (ext["suggestWhichBrokerId"], ext["nextBeginOffset"]) == ("0", "10")
+            expected = "0" if online else "1"
+            assert (ext["suggestWhichBrokerId"], ext["nextBeginOffset"]) == (expected, "10")
         assert reply(env.pull(10)).code == ResponseCode.PULL_RETRY_IMMEDIATELY  # may not wait
 
 

@@ -33,6 +33,7 @@ def test_metrics_of_a_master() -> None:
         'penstock_replication_role{role="sync_master"} 1',
         'penstock_replication_role{role="slave"} 0',
         "penstock_replication_epoch 4",
+        "penstock_replication_deleted_bytes_total 0",
         'penstock_replication_slave_connected{slave="1"} 1',
         'penstock_replication_slave_connected{slave="2"} 0',
         'penstock_replication_slave_in_sync{slave="1"} 1',

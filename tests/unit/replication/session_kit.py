@@ -39,7 +39,7 @@ class SlaveBytes:
     def acknowledged(self) -> int:
         return self.end if self.flushed is None else self.flushed
 
-    def restart(self, next_offset: int) -> None:
+    def restart(self, next_offset: int, *, equal: bool = False) -> None:
         self.next_offset = next_offset
 
     def begin_at(self, offset: int) -> None:

@@ -34,8 +34,8 @@ def options(**changed: Any) -> SlaveOptions:
     return defaults._replace(**changed)
 
 
-def static(log: SlaveBytes, *, master_begin: int = 0, **changed: Any) -> StaticSlaveSession:
-    return StaticSlaveSession(log, options(**changed), 0, master_begin=master_begin)
+def static(log: SlaveBytes, **changed: Any) -> StaticSlaveSession:
+    return StaticSlaveSession(log, options(**changed), 0)
 
 
 def epochs(log: SlaveBytes, **changed: Any) -> EpochSlaveSession:
@@ -69,22 +69,20 @@ def transfer(
 
 
 @pytest.mark.parametrize(
-    ("begin", "end", "from_first", "master_begin", "first"),
+    ("begin", "end", "from_first", "first"),
     [
-        pytest.param(0, 0, True, 0, 1, id="empty"),
-        pytest.param(0, 0, False, 0, 0, id="empty, last segment"),
-        pytest.param(0, 0, True, 2000, 2000, id="empty, the master's begin is known"),
-        pytest.param(0, 0, False, 2000, 0, id="empty, last segment although it is known"),
-        pytest.param(0, 300, True, 0, 300, id="some"),
-        pytest.param(1000, 1300, True, 2000, 1300, id="some, retention"),
-        pytest.param(1000, 1000, True, 0, 1000, id="empty, not at 0"),
+        pytest.param(0, 0, True, 1, id="empty"),
+        pytest.param(0, 0, False, 0, id="empty, last segment"),
+        pytest.param(0, 300, True, 300, id="some"),
+        pytest.param(1000, 1300, True, 1300, id="some, retention"),
+        pytest.param(1000, 1000, True, 1000, id="empty, not at 0"),
     ],
 )
 def test_the_first_report_of_the_static_protocol(
-    begin: int, end: int, from_first: bool, master_begin: int, first: int
+    begin: int, end: int, from_first: bool, first: int
 ) -> None:
     log = SlaveBytes(begin, end)
-    session = static(log, master_begin=master_begin, from_first_segment=from_first)
+    session = static(log, from_first_segment=from_first)
     assert session.start(5) == encode_report(first)
     assert log.next_offset == first
     assert session.due() == 5 + REPORT_MS

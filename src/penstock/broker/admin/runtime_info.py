@@ -2,7 +2,6 @@
 
 from penstock.broker.context import BrokerContext
 from penstock.broker.delay.timers import Timers
-from penstock.broker.replication_state import ReplicationState
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.json_replies import reply_from_pool, reply_with
@@ -73,7 +72,7 @@ class RuntimeHandlers:
             "commitLogMaxOffset": str(store.log.end),
             "commitLogMinOffset": str(store.log.begin()),
             "penstockVersion": VERSION,
-            **_replication_info(context.role.replication()),
+            **_replication_info(context),
             "remainHowManyDataToFlush": human_bytes(store.log.end - store.flusher.flushed()),
             "runtime": human_duration(command.now_ms - context.started_ms),
         }
@@ -127,9 +126,16 @@ def _delay_info(context: BrokerContext) -> dict[str, str]:
     }
 
 
-def _replication_info(state: ReplicationState) -> dict[str, str]:
-    """What RocketMQ's tools do not know; `penstock cluster status` shows it."""
-    info = {"penstockRole": state.role}
+def _replication_info(context: BrokerContext) -> dict[str, str]:
+    """What RocketMQ's tools do not know, for `penstock cluster status` and other replicas."""
+    state, broker = context.role.replication(), context.settings.current.broker
+    info = {
+        "penstockRole": state.role,
+        "penstockClusterName": broker.cluster,
+        "penstockBrokerName": broker.name,
+        "penstockBrokerId": str(broker.id),
+        "penstockEpoch": str(state.epoch or 0),
+    }
     if state.epochs is not None:  # only then slaves have broker ids
         in_sync = [slave.name for slave in state.slaves if slave.in_sync]
         info["penstockInSyncSlaves"] = ",".join(in_sync)

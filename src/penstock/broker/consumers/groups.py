@@ -57,7 +57,7 @@ class Groups:
         wanted = group.startswith(SYSTEM_GROUP_PREFIX)
         if not wanted and not self._settings.current.broker.auto_create_groups:
             raise GroupNotExist(f"the subscription group {group} does not exist on this broker")
-        if not wanted:
+        if not wanted and not self._copied:  # a slave creates nothing
             self.check_count()
             self._auto_creations.count(client, f"the group {group}", now_ms)
         config = SubscriptionGroupConfig(group_name=group)

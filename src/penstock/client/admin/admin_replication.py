@@ -27,7 +27,11 @@ class ReplicaStatus:
     role: str | None = None
     """async_master, sync_master or slave; of Apache's brokers master or slave."""
     epoch: int | None = None
-    """The last epoch of its log; None also if it has no epochs."""
+    """The last epoch that its log has reached; None also if it has no epochs."""
+    newest_epoch: int | None = None
+    """The last epoch that it knows. A slave hears of an epoch before it has the log up to there."""
+    penstock: bool = False
+    """Whether it is one of Penstock's brokers."""
     log_end: int | None = None
     behind: int | None = None
     """Slave: bytes of the master's log that it lacks."""
@@ -46,7 +50,7 @@ class _Answers:
     broker: BrokerAddress
     info: BrokerRuntimeInfo | None = None
     replication: HARuntimeInfo | None = None
-    epoch: int | None = None
+    epochs: EpochEntryCache | None = None
     problem: PenstockError | None = None
 
 
@@ -65,13 +69,12 @@ class ReplicationAdmin(ClusterAdmin):
             info = read_runtime_info(fastjson.decode(runtime.body, KVTable).table)
             status = await self.ask(address, RequestCode.GET_BROKER_HA_STATUS, good=UNSUPPORTED)
             epochs = await self.ask(address, RequestCode.GET_BROKER_EPOCH_CACHE, good=UNSUPPORTED)
-            replication, epoch = None, None
+            replication, cache = None, None
             if status.code == ResponseCode.SUCCESS:
                 replication = fastjson.decode(status.body, HARuntimeInfo)
             if epochs.code == ResponseCode.SUCCESS:
-                listed = fastjson.decode(epochs.body, EpochEntryCache).epoch_list
-                epoch = listed[-1].epoch if listed else None
-            return _Answers(broker, info, replication, epoch)
+                cache = fastjson.decode(epochs.body, EpochEntryCache)
+            return _Answers(broker, info, replication, cache)
         except PenstockError as error:
             return _Answers(broker, problem=error)
 
@@ -101,10 +104,21 @@ def _own_status(answers: _Answers) -> ReplicaStatus:
     return ReplicaStatus(
         answers.broker,
         role=role,
-        epoch=answers.epoch,
+        epoch=_reached_epoch(answers.epochs),
+        newest_epoch=answers.epochs.epoch_list[-1].epoch
+        if answers.epochs is not None and answers.epochs.epoch_list
+        else None,
+        penstock=info.penstock_version is not None,
         log_end=info.log_end,
         error=info.raw.get("penstockReplicationError", ""),
     )
+
+
+def _reached_epoch(cache: EpochEntryCache | None) -> int | None:
+    if cache is None:
+        return None
+    reached = [entry.epoch for entry in cache.epoch_list if entry.start_offset <= cache.max_offset]
+    return reached[-1] if reached else None
 
 
 def _with_master(status: ReplicaStatus, replicas: Sequence[_Answers]) -> ReplicaStatus:

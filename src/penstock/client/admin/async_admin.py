@@ -10,7 +10,8 @@ async with AsyncAdmin("localhost:9876") as admin:
 from penstock.client.admin.admin_groups import GroupChanges
 from penstock.client.admin.admin_messages import MessageAdmin
 from penstock.client.admin.admin_offsets import OffsetAdmin, ResetTo
-from penstock.client.admin.admin_replication import ReplicaStatus, ReplicationAdmin
+from penstock.client.admin.admin_promotion import PromotionAdmin, PromotionPlan
+from penstock.client.admin.admin_replication import ReplicaStatus
 from penstock.client.admin.admin_values import (
     BrokerAddress,
     BrokerFigures,
@@ -52,6 +53,7 @@ __all__ = [
     "GroupSettings",
     "Member",
     "MessagePage",
+    "PromotionPlan",
     "QueueMove",
     "QueueProgress",
     "QueueState",
@@ -68,7 +70,7 @@ __all__ = [
 ]
 
 
-class AsyncAdmin(OffsetAdmin, MessageAdmin, ReplicationAdmin):
+class AsyncAdmin(OffsetAdmin, MessageAdmin, PromotionAdmin):
     """Topics, groups, progress, messages, brokers and NameServers of a cluster.
 
     Queries skip brokers that can't be reached; the result or the log names them.

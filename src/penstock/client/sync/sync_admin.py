@@ -80,6 +80,8 @@ class Admin(SyncClient[AsyncAdmin]):
 
     cluster = blocking(AsyncAdmin.cluster)
     replicas = blocking(AsyncAdmin.replicas)
+    plan_promotion = blocking(AsyncAdmin.plan_promotion)
+    promote = blocking(AsyncAdmin.promote)
     broker_runtime_info = blocking(AsyncAdmin.broker_runtime_info)
     broker_figures = broker_runtime_info  # the name before 0.1.0 was released
     broker_settings = blocking(AsyncAdmin.broker_settings)

@@ -72,6 +72,9 @@ class ReplicationMaster:
         self._timer: asyncio.TimerHandle | None = None
         self._sending = False  # `_send_all` is called in the next loop iteration
         self._sent_to = 0
+        self.deleted_bytes = 0
+        """Bytes of the log that retention has deleted before a connected slave had them."""
+        store.on_retention(self._needed_from, unless_full=True)
         self._apply(settings.current)
         settings.listeners.append(self._apply)
 
@@ -112,6 +115,14 @@ class ReplicationMaster:
         if self.connections and not self._sending:
             self._sending = True
             self._loop.call_soon(self._send_all)
+
+    def _needed_from(self) -> int | None:
+        """The first byte of the log that a connected slave has not been sent yet."""
+        if not self._settings.current.replication.keep_for_slaves:
+            return None
+        sessions = [connection.session for connection in self.connections]
+        positions = [session.position for session in sessions if session is not None]
+        return min((position for position in positions if position >= 0), default=None)
 
     def _send_all(self) -> None:
         self._sending = False
@@ -297,7 +308,7 @@ class SlaveConnection(asyncio.Protocol):
             self.close(f"the log can't be read: {error}")
             return
         if len(data) != frame.length:
-            self.close(f"the log at offset {frame.offset} was deleted by retention")
+            self.close(str(self._deleted(frame.offset)))
             return
         self._write(frame, data)
         self.send()
@@ -317,10 +328,24 @@ class SlaveConnection(asyncio.Protocol):
             return
         try:
             self.session.check_idle(now_ms)
+            if 0 <= self.session.position < self._service.log.begin:
+                raise self._deleted(self.session.position)
         except ReplicationError as error:
             self.close(str(error))
             return
         self.send()
+
+    def _deleted(self, offset: int) -> ReplicationError:
+        """Retention has deleted what the slave needs next."""
+        deleted = self._service.log.begin - offset
+        self._service.deleted_bytes += deleted
+        replica = self.session.replica if self.session is not None else None
+        return ReplicationError(
+            f"retention has deleted {deleted} bytes of the log, from offset {offset} on, that "
+            f"slave {self.peer if replica is None else replica.name} has not received",
+            hint="delete the slave's store so that it begins again, and free disk space or raise "
+            "retain_hours so that it can catch up",
+        )
 
 
 def replica_rules(settings: Settings) -> ReplicaRules:

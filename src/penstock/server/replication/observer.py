@@ -39,6 +39,7 @@ class ReplicationObserver:
         """How the replication is going now."""
         config = self._settings.current.replication
         replication = self._replication
+        self._note_master_end()
         master, slave = replication.master, replication.slave
         history = replication.history if slave is None else slave.log.history
         return ReplicationState(
@@ -46,11 +47,13 @@ class ReplicationObserver:
             epochs=None if config.protocol == "static" else history.epochs,
             slaves=() if master is None else tuple(self._slaves(master)),
             master=None if slave is None else self._master(slave),
+            deleted_bytes=0 if master is None else master.deleted_bytes,
         )
 
     def _sample(self) -> None:
         self._timer = self._loop.call_later(SAMPLE_SECONDS, self._sample)
         now_ms = self._clock.monotonic_ms()
+        self._note_master_end()
         master, slave = self._replication.master, self._replication.slave
         if master is not None:
             known = self._sent
@@ -61,6 +64,12 @@ class ReplicationObserver:
             self._received.sample(slave.received_bytes, now_ms)
             if _caught_up(slave):
                 self._caught_up_ms = now_ms
+
+    def _note_master_end(self) -> None:
+        """The copies of tables ask for the end of the master's log."""
+        slave, metadata = self._replication.slave, self._replication.metadata
+        if slave is not None and metadata is not None:
+            slave.told_end = metadata.state.master_end
 
     def _slaves(self, master: ReplicationMaster) -> Iterator[SlaveState]:
         """Those that are connected, and those that are still in sync without a connection."""
@@ -86,13 +95,12 @@ class ReplicationObserver:
             )
 
     def _master(self, slave: ReplicationSlave) -> MasterState:
-        session = slave.connection.session if slave.connection is not None else None
-        known = session is not None and session.master_end >= 0
+        connection = slave.connection
         behind_ms = self._clock.monotonic_ms() - self._caught_up_ms
         return MasterState(
             address=slave.master,
-            connected=session is not None,
-            log_end=slave.log.end + slave.behind if known else None,
+            connected=connection is not None and connection.session is not None,
+            log_end=max(slave.master_end, slave.log.end) if slave.master_end >= 0 else None,
             error=slave.error,
             behind_ms=0 if _caught_up(slave) else behind_ms,
             received_bytes=slave.received_bytes,
@@ -104,5 +112,4 @@ class ReplicationObserver:
 
 def _caught_up(slave: ReplicationSlave) -> bool:
     """Whether the slave has all that it knows of in its master's log."""
-    session = slave.connection.session if slave.connection is not None else None
-    return session is not None and 0 <= session.master_end <= slave.log.end
+    return 0 <= slave.master_end <= slave.log.end

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.broker.replica_state import ReplicaState
+from penstock.clock import pause
 from penstock.config.settings import ha_port
-from penstock.errors import BadSetting, ReplicationError
+from penstock.errors import BadSetting, NotMaster, PeerError, PenstockError
+from penstock.replication.assigned_role import AssignedRole
 from penstock.replication.epoch_file import load_epochs, save_epochs
 from penstock.replication.epochs import EpochHistory
 from penstock.server.listener import is_loopback
 from penstock.server.metadata_sync import MetadataSync
 from penstock.server.replication.master_service import ReplicationMaster
+from penstock.server.replication.replica_calls import ReplicaCalls
 from penstock.server.replication.slave_service import ReplicationSlave
 from penstock.server.replication.store_logs import StoreMasterLog, StoreSlaveLog
 from penstock.store.recovery.truncation import Truncation, request_truncation
 from penstock.store.tables import ConfigFile
-from penstock.transport.peer import Peer
 from penstock.transport.tls import Tls, outgoing_context
-from penstock.wire import fastjson
-from penstock.wire.bodies.client_bodies import KVTable
-from penstock.wire.codes import RequestCode, ResponseCode
-from penstock.wire.java_numbers import parse_long
 
 if TYPE_CHECKING:
     import ssl as tls
@@ -42,7 +41,8 @@ EPOCH_FILE = "epochFileCheckpoint"
 FIRST_EPOCH = 1
 UNSUPERVISED_MAX = 1_000
 """By how much the number of the epoch grows at most when a slave becomes the master by hand."""
-CALL_MS = 3_000
+FIND_MS = 100
+"""How often a slave asks the next master for its HA address."""
 
 
 class Replication:
@@ -54,19 +54,30 @@ class Replication:
         store: MessageStore,
         clock: Clock,
         restart: Callable[[], None],
+        *,
+        assigned: AssignedRole | None = None,
+        promoted: bool = False,
     ) -> None:
-        """`restart` closes the store and opens it again. Waits for the disk."""
+        """`restart` closes the store and opens it again. `assigned` is a role that the settings do
+        not have; `promoted`: it was given a moment ago. Waits for the disk."""
         self._restart = restart
         self._settings = settings
         self._store = store
         self._clock = clock
         self._path = store.paths.root / EPOCH_FILE
         self.history = load_epochs(store.disk, self._path)
-        # The file may be ahead of a log that a power failure has shortened.
+        # The file may be ahead of a log that a power failure has shortened. Numbers of epochs are
+        # not used again: slaves may have what was lost here.
+        self._newest = self.history.last.number if self.history.last is not None else 0
         self.history.cut_after(store.log.end)
+        self._assigned = assigned or AssignedRole()
+        self._heard = max(self._newest, self._assigned.epoch)
+        self._begins_role = promoted
         self.master: ReplicationMaster | None = None
         self.slave: ReplicationSlave | None = None
         self.metadata: MetadataSync | None = None
+        self.calls = ReplicaCalls(settings)
+        self._finding: asyncio.Task[None] | None = None
         if settings.current.replication.role != "slave":
             self._begin_epoch()
 
@@ -75,19 +86,35 @@ class Replication:
         end of its log: slaves may have that end, and must not take another one for it."""
         if self._settings.current.replication.protocol == "static":
             return
-        last, log_end = self.history.last, self._store.log.end
-        if last is None:
+        log_end = self._store.log.end
+        if self._assigned.role and self._assigned.epoch > self._newest:
+            self._begins_role = True
+            self._append_epoch(self._assigned.epoch, log_end)
+        elif not self._heard:
             # What was stored before there were epochs belongs to the first one.
-            self.history.append(FIRST_EPOCH, self._store.log.begin())
+            self._append_epoch(FIRST_EPOCH, self._store.log.begin())
         elif self._was_slave():
             # Nobody counts the masters: an old one that is still running, or another slave, may
             # begin an epoch here as well. Equal numbers would hide that their logs differ.
-            self.history.append(last.number + random.randint(2, UNSUPERVISED_MAX), log_end)
+            self._append_epoch(self._heard + random.randint(2, UNSUPERVISED_MAX), log_end)
         elif not self._store.report.pages_kept:
-            self.history.append(last.number + 1, log_end)
-        else:
-            return
+            self._append_epoch(self._heard + 1, log_end)
+
+    def _append_epoch(self, number: int, begin: int) -> None:
+        self.history.append(number, begin)
         self._save(self.history)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this master; 0 without epochs."""
+        static = self._settings.current.replication.protocol == "static"
+        return 0 if static or self.history.last is None else self.history.last.number
+
+    @property
+    def newest_epoch(self) -> int:
+        """The greatest number of an epoch that this broker has heard of."""
+        last = (self.history if self.slave is None else self.slave.log.history).last
+        return max(self._heard, last.number if last is not None else 0)
 
     def _was_slave(self) -> bool:
         """Whether the broker was a slave when it last ran; `Broker` clears that note later."""
@@ -107,8 +134,10 @@ class Replication:
         self, broker: Broker, after_work: Callable[[], None], sign: Sign | None
     ) -> None:
         """Listen for slaves, or follow the master. `sign` signs requests to the master."""
+        ssl = outgoing_context(self._settings.current.tls)
+        self.calls = ReplicaCalls(self._settings, sign, ssl)
         if broker.role.slave:
-            self._follow(broker, after_work, sign)
+            self._follow(broker, after_work, sign, ssl)
         else:
             await self._serve(after_work)
 
@@ -158,8 +187,13 @@ class Replication:
         )
         return True
 
-    def _follow(self, broker: Broker, after_work: Callable[[], None], sign: Sign | None) -> None:
-        ssl = outgoing_context(self._settings.current.tls)
+    def _follow(
+        self,
+        broker: Broker,
+        after_work: Callable[[], None],
+        sign: Sign | None,
+        ssl: tls.SSLContext | None,
+    ) -> None:
         self.metadata = MetadataSync(
             self._settings, broker, broker.role, self._clock, sign=sign, ssl=ssl
         )
@@ -171,10 +205,13 @@ class Replication:
             self._clock,
             after_work,
             ssl=ssl,
-            find_begin=lambda: _log_begin(broker.role.master_address, sign, ssl),
+            find_begin=lambda: self.calls.log_begin(broker.role.master_address),
+            epoch_least=lambda: self._heard,
             on_difference=self._truncate,
         )
         self.slave.start()
+        if self._assigned.role and self._assigned.master_address:
+            self.follow(self._assigned.master_address, self._assigned.epoch)
 
     def _truncate(self, difference: LogsDiffer) -> None:
         """Truncate the log: the next start of the store does it."""
@@ -186,10 +223,82 @@ class Replication:
         self._restart()
 
     def set_master(self, address: str, ha_address: str) -> None:
-        """A NameServer says where the master of this broker is."""
-        if self.slave is not None and self.metadata is not None:
+        """A NameServer says where the master of this broker is. It may be out of date."""
+        if self.slave is None or self.metadata is None:
+            return
+        if ha_address == self.slave.master:
+            self._stop_finding()
             self.metadata.set_master(address)
-            self.slave.set_master(ha_address)
+            return
+        if self.slave.connection is not None or self._finding is not None:
+            # There is a master, or one is expected: change only to one that is a master now.
+            self.follow(address, self._heard)
+            return
+        self._follow_at(address, ha_address)
+
+    def follow(self, address: str, epoch: int) -> None:
+        """Follow the master of this epoch that serves clients at this address, as soon as it is
+        one; refuse masters of earlier epochs."""
+        self._heard = max(self._heard, epoch)
+        self._stop_finding()
+        self._finding = asyncio.ensure_future(self._find_master(address))
+
+    def _stop_finding(self) -> None:
+        if self._finding is not None:
+            self._finding.cancel()
+            self._finding = None
+
+    async def _find_master(self, address: str) -> None:
+        """Ask the broker at an address for its HA address until it answers as a master."""
+        warned = False
+        while True:
+            try:
+                if ha_address := await self.calls.ha_address(address):
+                    break
+            except PenstockError as error:
+                if not warned and not isinstance(error, PeerError):
+                    warned = True
+                    log.warning("%s does not tell its HA address: %s", address, error)
+            await pause(self._clock, FIND_MS)
+        self._finding = None
+        self._follow_at(address, ha_address)
+
+    def _follow_at(self, address: str, ha_address: str) -> None:
+        assert self.slave is not None
+        assert self.metadata is not None
+        self.metadata.set_master(address)
+        self.slave.set_master(ha_address)
+
+    async def compare(self, address: str, *, starting: bool) -> int:
+        """Compare this master with another broker that is registered as the master of its name.
+
+        Positive if this one has replaced it, negative if it has replaced this one, 0 if that is not
+        known. A master that was replaced accepts no more messages.
+
+        While it is starting, only a promotion makes this broker replace one that answers. One that
+        does not answer was to step down, or an operator has decided that it is lost.
+        """
+        if self.slave is not None:
+            return 0
+        try:
+            other = await self.calls.describe(address)
+        except PeerError:
+            return int(self._begins_role)
+        except PenstockError:
+            return 0
+        if not other.ours or not other.role:
+            return 0
+        if other.role == "slave":
+            return 1  # it has had the id before
+        mine = self.epoch
+        if other.epoch > mine > 0:
+            self._store.writer.refusal = NotMaster(
+                f"this broker was replaced: {address} is the master since epoch {other.epoch}",
+                hint="change broker.id to an id that is not in use and set replication.role to "
+                "slave, and restart this broker: it follows the new master",
+            )
+            return -1
+        return int(other.epoch < mine and (self._begins_role or not starting))
 
     def log_grew(self) -> None:
         """Called after each read of a client and after each flush."""
@@ -200,28 +309,10 @@ class Replication:
 
     async def close(self) -> None:
         """End all connections of the HA port."""
+        self._stop_finding()
         if self.master is not None:
             await self.master.close()
         if self.slave is not None:
             await self.slave.close()
         if self.metadata is not None:
             await self.metadata.close()
-
-
-async def _log_begin(address: str, sign: Sign | None, ssl: tls.SSLContext | None) -> int:
-    """Where the log of a master begins; 0 if the master's address is not known.
-
-    Raises PenstockError if the master does not say it, as Apache's during its first second: from an
-    offset that it has deleted, it would send heartbeats for ever.
-    """
-    if not address:
-        return 0
-    peer = Peer(address, sign=sign, ssl=ssl)
-    try:
-        answer = await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO, {}, timeout_ms=CALL_MS)
-    finally:
-        await peer.close()
-    if answer.code != ResponseCode.SUCCESS:
-        raise ReplicationError(f"the begin of the master's log is not known: {answer.remark}")
-    table = fastjson.decode(answer.body, KVTable).table
-    return max(parse_long(table.get("commitLogMinOffset", "")) or 0, 0)

@@ -14,6 +14,7 @@ from penstock.config import LiveSettings
 from penstock.errors import LogsDiffer, PenstockError, ReplicationError
 from penstock.replication.authentication import NONCE_BYTES, SlaveAuthentication
 from penstock.replication.slave_session import (
+    UNKNOWN,
     EpochSlaveSession,
     SlaveOptions,
     SlaveSession,
@@ -50,12 +51,14 @@ class ReplicationSlave:
         *,
         ssl: tls.SSLContext | None = None,
         find_begin: Callable[[], Awaitable[int]],
+        epoch_least: Callable[[], int],
         on_difference: Callable[[LogsDiffer], None],
     ) -> None:
         """`after_work` is called when readers may see more. `find_begin` asks where the master's
-        log begins. `on_difference` must truncate the log, which needs a restart of the store; this
-        service has ended then."""
+        log begins. Masters whose last epoch is below `epoch_least` are refused. `on_difference`
+        must truncate the log, which needs a restart of the store; this service has ended then."""
         self._find_begin = find_begin
+        self._epoch_least = epoch_least
         self._settings = settings
         self.log = slave_log
         self.clock = clock
@@ -64,8 +67,10 @@ class ReplicationSlave:
         self._on_difference = on_difference
         self.master = settings.current.replication.master
         """The HA address of the master; empty if it is not known."""
-        self._master_begin = 0
         self.connection: MasterConnection | None = None
+        self.told_end = -1
+        """The end of the master's log as the master said it when it was asked; -1: not known. The
+        HA protocols tell only what they send."""
         self.error = ""
         self.received_bytes = 0
         self.read_ms = self.written_ms = 0  # of the last read and the last report, by the calendar
@@ -75,7 +80,23 @@ class ReplicationSlave:
         self._reported_end = 0
 
     def start(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def saved() -> None:
+            loop.call_soon_threadsafe(self._epochs_stored)
+
+        self.log.on_saved = saved
         self._task = asyncio.ensure_future(self._run())
+
+    def _epochs_stored(self) -> None:
+        """The pool has stored the epochs of the master, or could not: go on, or try again."""
+        try:
+            self.log.epochs_stored()
+        except (PenstockError, OSError) as error:
+            if self.connection is not None:
+                self.connection.fail(error)
+            return
+        self.log_flushed()
 
     async def close(self) -> None:
         """End the connection."""
@@ -101,10 +122,15 @@ class ReplicationSlave:
             self.connection.report()
 
     @property
+    def master_end(self) -> int:
+        """The end of the master's log; -1 if it is not known."""
+        session = self.connection.session if self.connection is not None else None
+        return max(self.told_end, session.master_end if session is not None else -1)
+
+    @property
     def behind(self) -> int:
         """How many bytes of the master's log are missing, as far as that is known."""
-        session = self.connection.session if self.connection is not None else None
-        return max(session.master_end - self.log.end, 0) if session is not None else 0
+        return max(self.master_end - self.log.end, 0)
 
     def new_session(self) -> SlaveSession:
         settings = self._settings.current
@@ -116,11 +142,11 @@ class ReplicationSlave:
             broker_id=settings.broker.id,
             learner=replication.learner,
             acknowledges_flushed=settings.store.sync_flush,
+            epoch_least=self._epoch_least(),
         )
         now_ms = self.clock.monotonic_ms()
         if replication.protocol == "static":
-            begin = self._master_begin
-            return StaticSlaveSession(self.log, options, now_ms, master_begin=begin)
+            return StaticSlaveSession(self.log, options, now_ms)
         return EpochSlaveSession(self.log, options, now_ms)
 
     def new_authentication(self) -> SlaveAuthentication | None:
@@ -139,9 +165,15 @@ class ReplicationSlave:
                 await self._follow(self.master)
             except LogsDiffer as error:
                 log.warning("%s", error)
-                self._on_difference(error)
-                return
-            except (PenstockError, OSError) as error:
+                try:
+                    self._on_difference(error)
+                    return
+                except OSError as failure:
+                    self._failed(failure)
+            except (PenstockError, OSError, ValueError) as error:
+                if self.log.begin_wanted != UNKNOWN:
+                    await self._move_begin(self.log.begin_wanted)
+                    continue
                 self._failed(error)
             wait_ms = RETRY_MS if self.received_bytes > before else min(2 * wait_ms, RETRY_MS_MAX)
             await pause(self.clock, wait_ms)
@@ -150,8 +182,11 @@ class ReplicationSlave:
         """Connect and receive the log until the connection is lost."""
         host, port = split_address(address)
         loop = asyncio.get_running_loop()
-        if self._settings.current.replication.protocol == "static" and self.log.end == 0:
-            self._master_begin = await self._find_begin()
+        replication = self._settings.current.replication
+        if replication.protocol == "static" and self.log.end == 0:
+            begin = await self._find_begin()
+            if begin > 0 and replication.from_first_segment:
+                await self.log.move_begin(begin)
         connection = MasterConnection(self)
         async with asyncio.timeout(CONNECT_SECONDS):
             await loop.create_connection(lambda: connection, host, port, ssl=self._ssl)
@@ -166,6 +201,14 @@ class ReplicationSlave:
             connection.closed.cancel()
             connection.close()
 
+    async def _move_begin(self, offset: int) -> None:
+        """Begin the empty log where the master's log begins."""
+        try:
+            await self.log.move_begin(offset)
+        except (PenstockError, OSError) as error:
+            self._failed(error)
+            await pause(self.clock, RETRY_MS_MAX)
+
     def _failed(self, error: Exception) -> None:
         text = str(error) or type(error).__name__
         if text != self.error:  # logged once, not at each attempt
@@ -179,7 +222,7 @@ class ReplicationSlave:
         if self.error:
             log.info("replication from %s continues at log offset %d", self.master, self.log.end)
             self.error = ""
-        self.log.publish()
+        self.log.publish(self.read_ms)
         self.after_work()
         self._log_progress()
 
@@ -232,7 +275,8 @@ class MasterConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """Close the connection because of an error."""
         if not self.closed.done():
             self.closed.set_exception(error)
         self.close()
@@ -252,7 +296,7 @@ class MasterConnection(asyncio.BufferedProtocol):
                 self._service.received(len(data))
                 self.report()
         except (PenstockError, OSError) as error:
-            self._fail(error)
+            self.fail(error)
 
     def _authenticate(self, data: memoryview) -> memoryview:
         authentication = self._authentication
@@ -280,11 +324,11 @@ class MasterConnection(asyncio.BufferedProtocol):
         now_ms = self._service.clock.monotonic_ms()
         if self.session is None:
             if now_ms - self._made_ms > AUTHENTICATION_MS:
-                self._fail(ReplicationError("the master did not authenticate itself"))
+                self.fail(ReplicationError("the master did not authenticate itself"))
             return
         try:
             self.session.check_idle(now_ms)
         except ReplicationError as error:
-            self._fail(error)
+            self.fail(error)
             return
         self.report()

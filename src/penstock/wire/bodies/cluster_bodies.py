@@ -92,3 +92,29 @@ class EpochEntryCache(Body):
     broker_id: Long = 0
     epoch_list: list[EpochEntry] = []
     max_offset: Long = 0
+
+
+class ReplicaIdentity(Body):
+    """A replica of a broker."""
+
+    broker_name: str | None = None
+    broker_id: Long = 0
+    broker_address: str | None = None
+    alive: bool = False
+
+
+class ReplicasInfo(Body):
+    """The replicas of a broker."""
+
+    master_broker_id: Long = 0
+    master_address: str | None = None
+    master_epoch: Int = 0
+    sync_state_set_epoch: Int = 0
+    in_sync_replicas: list[ReplicaIdentity] = []
+    not_in_sync_replicas: list[ReplicaIdentity] = []
+
+
+class BrokerReplicasInfo(Body):
+    """CONTROLLER_GET_SYNC_STATE_DATA, by the name of the broker."""
+
+    replicas_info_table: dict[str, ReplicasInfo] = {}
