@@ -65,6 +65,18 @@ class NameServer(Server):
         self._arguments = ("-c", str(self._conf_file))
 
 
+class Controller(Server):
+    """`penstock controller`."""
+
+    _main_class = "penstock controller"
+    _announcement = "penstock controller is ready"
+
+    def __init__(self, directory: Path, *, timeout: float = 30.0) -> None:
+        port = apache.free_port()
+        super().__init__(directory, port, {}, timeout)
+        self._arguments = ("--port", str(port), "--data", str(directory / "data"))
+
+
 class Broker(Server):
     """`penstock broker -c broker.conf` over the store in `store_dir`.
 

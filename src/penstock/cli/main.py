@@ -21,6 +21,7 @@ COMMANDS = {
     "acl": ("penstock.cli.acl:acl", "Manage access rules: grant, deny, list, get, delete."),
     "broker": ("penstock.cli.broker_command:broker", "Run a broker."),
     "cluster": ("penstock.cli.cluster:cluster", "Inspect masters and slaves: status, promote."),
+    "controller": ("penstock.cli.controller:controller", "Run a controller."),
     "demo": (
         "penstock.cli.demo.demo_command:demo",
         "Kill a broker under load and recover it, then run Spark pipelines.",

@@ -4,6 +4,7 @@ Live settings may change while a server runs; the others are fixed at start-up.
 """
 
 from penstock.config.broker_settings import BrokerConfig
+from penstock.config.controller_settings import ControllerConfig
 from penstock.config.doc import Doc
 from penstock.config.live_settings import LiveSettings
 from penstock.config.replication_settings import ReplicationConfig
@@ -14,6 +15,7 @@ from penstock.config.store_settings import StoreConfig, delays_ms
 __all__ = [
     "AccessConfig",
     "BrokerConfig",
+    "ControllerConfig",
     "Doc",
     "LiveSettings",
     "NameServerConfig",

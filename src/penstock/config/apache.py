@@ -229,8 +229,8 @@ def resembles_promise(key: str) -> bool:
 
 def defaults(role: Role) -> dict[str, str]:
     """RocketMQ's defaults that differ from ours; they apply to a file with RocketMQ's names."""
-    if role == "nameserver":
-        return {"nameserver.host": "0.0.0.0"}
+    if role != "broker":
+        return {f"{role}.host": "0.0.0.0"}
     return {
         "broker.host": "0.0.0.0",
         "broker.name": os.uname().nodename,

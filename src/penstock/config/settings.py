@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.config.broker_settings import BrokerConfig
+from penstock.config.controller_settings import ControllerConfig
 from penstock.config.doc import Setting, settings_of, violated_rule
 from penstock.config.replication_settings import ReplicationConfig, replication_contradiction
 from penstock.config.server_settings import AccessConfig, NameServerConfig, ServerConfig, TlsConfig
@@ -13,7 +14,7 @@ from penstock.config.store_settings import StoreConfig
 
 _PERCENT = 100
 
-Role = Literal["broker", "nameserver"]
+Role = Literal["broker", "nameserver", "controller"]
 
 _BOOLS = {"true": True, "yes": True, "on": True, "1": True} | {
     "false": False,
@@ -33,6 +34,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls: TlsConfig = TlsConfig()
     access: AccessConfig = AccessConfig()
     nameserver: NameServerConfig = NameServerConfig()
+    controller: ControllerConfig = ControllerConfig()
 
 
 TABLES: dict[str, type[msgspec.Struct]] = {
@@ -41,6 +43,7 @@ TABLES: dict[str, type[msgspec.Struct]] = {
 ROLE_TABLES: dict[Role, tuple[str, ...]] = {
     "broker": ("broker", "store", "replication", "server", "tls", "access"),
     "nameserver": ("nameserver", "server", "tls", "access"),
+    "controller": ("controller", "server", "tls", "access"),
 }
 
 

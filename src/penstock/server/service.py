@@ -52,6 +52,13 @@ async def serve_nameserver(settings: Settings, on_ready: Callable[[], None]) -> 
     await _serve(NameServerService(settings), on_ready)
 
 
+async def serve_controller(settings: Settings, on_ready: Callable[[], None]) -> None:
+    """Run a controller until SIGTERM or SIGINT."""
+    from penstock.server.controller.controller_service import ControllerService
+
+    await _serve(ControllerService(settings), on_ready)
+
+
 async def _serve(service: Runnable, on_ready: Callable[[], None]) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()

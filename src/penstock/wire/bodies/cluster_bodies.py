@@ -3,7 +3,7 @@
 The rules of `client_bodies` apply.
 """
 
-from penstock.wire.bodies.client_bodies import Body, Int, Long
+from penstock.wire.bodies.client_bodies import Body, BrokerMemberGroup, Int, Long
 from penstock.wire.java_numbers import LONG_MAX
 
 # --- users ---------------------------------------------------------------------------------------
@@ -118,3 +118,17 @@ class BrokerReplicasInfo(Body):
     """CONTROLLER_GET_SYNC_STATE_DATA, by the name of the broker."""
 
     replicas_info_table: dict[str, ReplicasInfo] = {}
+
+
+class SyncStateSet(Body):
+    """The in-sync set of a broker, by the ids of the controller."""
+
+    sync_state_set: list[Long] = []
+    sync_state_set_epoch: Int = 0
+
+
+class ElectMasterResponseBody(Body):
+    """CONTROLLER_ELECT_MASTER."""
+
+    broker_member_group: BrokerMemberGroup | None = None
+    sync_state_set: list[Long] = []

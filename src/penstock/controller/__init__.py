@@ -1,0 +1,1 @@
+"""Broker sets and elections: which replica of a broker is its master. Decisions without I/O."""

@@ -1,0 +1,73 @@
+"""The state of one broker set, which the controllers keep under its broker name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.errors import StoreDamaged
+
+FIRST_ID = 1
+"""The id of the first replica. Brokers tell a controller other ids than the NameServers: there the
+master has the id 0."""
+
+
+class ReplicaRecord(msgspec.Struct, frozen=True):
+    """A replica that has an id."""
+
+    address: str
+    check_code: str
+    """What the broker said when it was given the id; it repeats that if the response was lost."""
+
+
+class BrokerSet(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The replicas of one broker name, the master and the in-sync set."""
+
+    cluster: str
+    name: str
+    replicas: Mapping[int, ReplicaRecord]
+    next_id: int
+    """The id for the next new replica; ids are never used again."""
+    master_id: int | None = None
+    master_epoch: int = 0
+    in_sync: tuple[int, ...] = ()
+    """Ids of the replicas that have every acknowledged message, sorted; the master among them.
+    Without a master: those that may become it."""
+    in_sync_epoch: int = 0
+
+    @property
+    def master_address(self) -> str | None:
+        replica = None if self.master_id is None else self.replicas.get(self.master_id)
+        return None if replica is None else replica.address
+
+    @property
+    def never_elected(self) -> bool:
+        return self.master_epoch == 0
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+def decode_broker_set(data: bytes) -> BrokerSet:
+    """The opposite of `encode`; StoreDamaged if it is something else."""
+    try:
+        return msgspec.json.decode(data, type=BrokerSet)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreDamaged(f"the state of a broker set can't be read: {error}") from None
+
+
+class LiveReplica(NamedTuple):
+    """What a replica said in its last heartbeat."""
+
+    epoch: int = 0
+    """The last epoch of its log."""
+    max_offset: int = 0
+    confirm_offset: int = 0
+    priority: int = 2**31 - 1
+    """Smaller is better."""
+
+
+Living = Mapping[int, LiveReplica]
+"""The replicas of one broker set that are alive, by id."""

@@ -1,0 +1,280 @@
+"""The decisions of a controller: `(broker set, request, living replicas) → Decision`.
+
+A decision names the new state. It takes effect if the state has not changed meanwhile
+(compare-and-swap); otherwise the controller decides again.
+
+An election chooses among the living members of the in-sync set, because each of them has every
+acknowledged message. The in-sync set is then the new master alone: the others join again when they
+have its log. If no member is alive, there is no master, and the set stays as it is. Only if an
+operator says so (`unclean`), another replica becomes the master, and messages may be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.controller.broker_set import FIRST_ID, BrokerSet, LiveReplica, Living, ReplicaRecord
+from penstock.wire.codes import ResponseCode
+
+
+class Decision(NamedTuple):
+    """The answer to a request, and what changes."""
+
+    state: BrokerSet | None = None
+    """The state, as it is afterwards."""
+    code: int = ResponseCode.SUCCESS
+    remark: str = ""
+    changed: bool = False
+    elected: bool = False
+    """There is a new master: its replicas have to be told."""
+
+
+def _refused(state: BrokerSet | None, code: int, remark: str) -> Decision:
+    return Decision(state, code, remark)
+
+
+def next_id(state: BrokerSet | None) -> int:
+    """The id that a new replica can apply for."""
+    return FIRST_ID if state is None else state.next_id
+
+
+def apply_id(
+    state: BrokerSet | None, cluster: str, name: str, replica_id: int, check_code: str
+) -> Decision:
+    """Give an id to a new replica. It may ask again with the same `check_code`, which begins with
+    its address."""
+    address = check_code.partition(";")[0]
+    replica = ReplicaRecord(address, check_code)
+    if state is None:
+        if replica_id != FIRST_ID:
+            return _refused(
+                None,
+                ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+                f"the broker set {name} is not known: its first id is {FIRST_ID}, not {replica_id}",
+            )
+        created = BrokerSet(cluster, name, {replica_id: replica}, replica_id + 1)
+        return Decision(created, changed=True)
+    known = state.replicas.get(replica_id)
+    if known is not None:
+        if known.check_code == check_code:
+            return Decision(state)
+        return _refused(
+            state,
+            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+            f"the id {replica_id} of {name} belongs to {known.address}",
+        )
+    if replica_id != state.next_id:
+        return _refused(
+            state,
+            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+            f"the next id of {name} is {state.next_id}, not {replica_id}",
+        )
+    return Decision(
+        msgspec.structs.replace(
+            state,
+            replicas={**state.replicas, replica_id: replica},
+            next_id=state.next_id + 1,
+        ),
+        changed=True,
+    )
+
+
+def register(state: BrokerSet | None, name: str, replica_id: int, address: str) -> Decision:
+    """A replica has started, perhaps at another address."""
+    if state is None or replica_id not in state.replicas:
+        return _refused(
+            state,
+            ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
+            f"the id {replica_id} of the broker set {name} is not known",
+        )
+    replica = state.replicas[replica_id]
+    if replica.address == address:
+        return Decision(state)
+    moved = msgspec.structs.replace(replica, address=address)
+    replicas = {**state.replicas, replica_id: moved}
+    return Decision(msgspec.structs.replace(state, replicas=replicas), changed=True)
+
+
+def elect(
+    state: BrokerSet | None,
+    name: str,
+    living: Living,
+    *,
+    asking: int | None = None,
+    designated: bool = False,
+    unclean: bool = False,
+) -> Decision:
+    """Elect a master if there is none that is alive.
+
+    `asking` is the replica that asks; None if the controller has found that the master is dead.
+    `designated`: this one is to be the master, also if another one is alive.
+    """
+    if state is None:
+        return _refused(
+            None,
+            ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
+            f"the broker set {name} is not known",
+        )
+    if state.never_elected and asking is not None:
+        if asking not in state.replicas:
+            return _refused(
+                state,
+                ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
+                f"the id {asking} of the broker set {name} is not known",
+            )
+        return _with_master(state, asking)
+    wanted = asking if designated else None
+    chosen = _choose(state, state.in_sync, living, wanted)
+    if chosen is None and unclean:
+        chosen = _choose(state, state.replicas, living, wanted)
+    if chosen is not None and chosen == state.master_id:
+        return Decision(
+            state,
+            ResponseCode.CONTROLLER_MASTER_STILL_EXIST,
+            f"the master {chosen} of {name} is alive",
+        )
+    if chosen is not None:
+        return _with_master(state, chosen)
+    if asking is not None:
+        return _refused(
+            state,
+            ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
+            f"no member of the in-sync set {list(state.in_sync)} of {name} "
+            f"{'is designated and ' if designated else ''}alive",
+        )
+    without = msgspec.structs.replace(state, master_id=None)
+    return Decision(
+        without,
+        ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE,
+        f"the master of {name} is down, and no other member of its in-sync set is alive",
+        changed=state.master_id is not None,
+    )
+
+
+def _choose(
+    state: BrokerSet, among: Iterable[int], living: Living, wanted: int | None
+) -> int | None:
+    candidates = [one for one in among if one in living and one in state.replicas]
+    if wanted is not None:
+        return wanted if wanted in candidates else None
+    if state.master_id in candidates:
+        return state.master_id
+    return min(candidates, key=lambda one: _rank(one, living[one]), default=None)
+
+
+def _rank(replica_id: int, live: LiveReplica) -> tuple[int, int, int, int]:
+    return -live.epoch, -live.max_offset, live.priority, replica_id
+
+
+def _with_master(state: BrokerSet, replica_id: int) -> Decision:
+    return Decision(
+        msgspec.structs.replace(
+            state,
+            master_id=replica_id,
+            master_epoch=state.master_epoch + 1,
+            in_sync=(replica_id,),
+            in_sync_epoch=state.in_sync_epoch + 1,
+        ),
+        changed=True,
+        elected=True,
+    )
+
+
+def alter_in_sync(
+    state: BrokerSet | None,
+    name: str,
+    living: Living,
+    *,
+    master_id: int,
+    master_epoch: int,
+    members: Iterable[int],
+    in_sync_epoch: int,
+) -> Decision:
+    """The master asks for another in-sync set. Both epochs must be the present ones."""
+    wanted = tuple(sorted(set(members)))
+    if state is None:
+        return _refused(
+            None,
+            ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
+            f"the broker set {name} is not known",
+        )
+    refusal = _why_not(state, living, master_id, master_epoch, wanted, in_sync_epoch)
+    if refusal is not None:
+        return _refused(state, *refusal)
+    altered = msgspec.structs.replace(state, in_sync=wanted, in_sync_epoch=state.in_sync_epoch + 1)
+    return Decision(altered, changed=True)
+
+
+def _why_not(
+    state: BrokerSet,
+    living: Living,
+    master_id: int,
+    master_epoch: int,
+    wanted: tuple[int, ...],
+    in_sync_epoch: int,
+) -> tuple[int, str] | None:
+    """The code and the reason of a refusal, in the order in which RocketMQ checks."""
+    if wanted == state.in_sync:
+        code = ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
+        return code, f"the in-sync set is {list(wanted)} already"
+    if state.master_id != master_id:
+        return (
+            ResponseCode.CONTROLLER_INVALID_MASTER,
+            f"the master is {state.master_id}, not {master_id}",
+        )
+    if state.master_epoch != master_epoch:
+        return (
+            ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
+            f"the epoch of the master is {state.master_epoch}, not {master_epoch}",
+        )
+    if state.in_sync_epoch != in_sync_epoch:
+        return (
+            ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH,
+            f"the epoch of the in-sync set is {state.in_sync_epoch}, not {in_sync_epoch}",
+        )
+    for one in wanted:
+        if one not in state.replicas:
+            return ResponseCode.CONTROLLER_INVALID_REPLICAS, f"there is no replica {one}"
+        if one not in living:
+            return ResponseCode.CONTROLLER_BROKER_NOT_ALIVE, f"the replica {one} is not alive"
+    if master_id not in wanted:
+        code = ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
+        return code, f"the master {master_id} must be in the in-sync set"
+    return None
+
+
+def clean(
+    state: BrokerSet | None,
+    name: str,
+    living: Living,
+    *,
+    ids: Iterable[int] | None = None,
+    also_living: bool = False,
+) -> Decision:
+    """Forget replicas, or the whole set if `ids` is None. The state is None then."""
+    code = ResponseCode.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
+    if state is None:
+        return _refused(None, code, f"the broker set {name} is not known")
+    removed = set(state.replicas if ids is None else ids)
+    if not also_living:
+        alive = sorted(removed & set(living))
+        if ids is None and state.master_id is not None:
+            alive = alive or [state.master_id]
+        if alive:
+            return _refused(state, code, f"the replicas {alive} of {name} are alive")
+    kept = {one: replica for one, replica in state.replicas.items() if one not in removed}
+    if not kept:
+        return Decision(None, changed=True)
+    return Decision(
+        msgspec.structs.replace(
+            state,
+            replicas=kept,
+            master_id=None if state.master_id in removed else state.master_id,
+            in_sync=tuple(one for one in state.in_sync if one in kept),
+            in_sync_epoch=state.in_sync_epoch + 1,
+        ),
+        changed=True,
+    )

@@ -1,0 +1,1 @@
+"""Runs a controller: its states on disk, its heartbeats, its notifications."""

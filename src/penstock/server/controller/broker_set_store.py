@@ -1,0 +1,95 @@
+"""Where controllers keep the states of broker sets: by compare-and-swap."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
+
+from penstock.controller.broker_set import BrokerSet, decode_broker_set
+from penstock.errors import BodyError, StoreDamaged
+from penstock.store.disk import Disk
+from penstock.store.tables import ConfigFile
+
+
+class Versioned(NamedTuple):
+    """A state, None if the broker set is not known, and the version that a change must name."""
+
+    state: BrokerSet | None
+    version: int
+
+
+class BrokerSetStore(Protocol):
+    """States of broker sets, by name."""
+
+    async def names(self) -> Iterable[str]:
+        """The known broker sets."""
+
+    async def read(self, name: str) -> Versioned:
+        """The present state."""
+
+    async def replace(self, name: str, state: BrokerSet | None, version: int) -> bool:
+        """Store another state, or none, if the version is still this one. It is durable then."""
+
+
+class FileStore:
+    """States in files of one controller, which has no others beside it."""
+
+    def __init__(self, disk: Disk, root: Path) -> None:
+        """Waits for the disk."""
+        self._disk = disk
+        self._root = root
+        self._versions = 0
+        self._states: dict[str, Versioned] = {}
+        self._writing = asyncio.Lock()
+        disk.make_directory(root)
+        for path in sorted(root.glob("*.json")):
+            state = ConfigFile(disk, path).load(_parse)
+            if state is not None:
+                self._states[state.name] = Versioned(state, self._next_version())
+
+    async def names(self) -> Iterable[str]:
+        return list(self._states)
+
+    async def read(self, name: str) -> Versioned:
+        return self._states.get(name) or Versioned(None, 0)
+
+    async def replace(self, name: str, state: BrokerSet | None, version: int) -> bool:
+        async with self._writing:
+            if (await self.read(name)).version != version:
+                return False
+            path = self._root / f"{quote(name, safe='')}.json"
+            if state is None:
+                await self._in_pool(lambda: self._remove(path))
+                del self._states[name]
+                return True
+            await self._in_pool(lambda: self._write(path, state.encode()))
+            self._states[name] = Versioned(state, self._next_version())
+            return True
+
+    def _next_version(self) -> int:
+        self._versions += 1
+        return self._versions
+
+    async def _in_pool(self, work: Callable[[], Any]) -> None:
+        await asyncio.wrap_future(self._disk.submit(work))
+
+    def _write(self, path: Path, data: bytes) -> None:
+        for _ in range(2):  # so that the .bak has no older state
+            self._disk.replace(path, data)
+
+    def _remove(self, path: Path) -> None:
+        # The .bak first: alone it would count.
+        for name in (f"{path.name}.bak", path.name):
+            if (found := path.with_name(name)).exists():
+                self._disk.unlink(found)
+        self._disk.sync_directory(path.parent)
+
+
+def _parse(data: bytes) -> BrokerSet:
+    try:
+        return decode_broker_set(data)
+    except StoreDamaged as error:
+        raise BodyError(error.message) from None

@@ -1,0 +1,259 @@
+"""The decisions of a controller: ids, elections, in-sync sets."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from penstock.controller import decisions
+from penstock.controller.broker_set import (
+    BrokerSet,
+    LiveReplica,
+    Living,
+    ReplicaRecord,
+    decode_broker_set,
+)
+from penstock.controller.decisions import Decision
+from penstock.errors import StoreDamaged
+from penstock.wire.codes import ResponseCode
+from tests.depth import rounds
+
+NAME = "b"
+
+
+def alive(*ids: int) -> Living:
+    return dict.fromkeys(ids, LiveReplica())
+
+
+def broker_set(
+    count: int, *, master: int | None = 1, in_sync: tuple[int, ...] = (1,), epoch: int = 1
+) -> BrokerSet:
+    addresses = {one: f"host-{one}:1" for one in range(1, count + 1)}
+    replicas = {one: ReplicaRecord(at, f"{at};0") for one, at in addresses.items()}
+    return BrokerSet("c", NAME, replicas, count + 1, master, epoch, in_sync, epoch)
+
+
+def after(decision: Decision) -> BrokerSet:
+    assert decision.state is not None
+    return decision.state
+
+
+# --- ids
+
+
+def test_ids_are_given_in_order_and_once() -> None:
+    assert decisions.next_id(None) == 1
+    first = decisions.apply_id(None, "c", NAME, 1, "a:1;77")
+    assert (first.code, first.changed) == (0, True)
+    state = after(first)
+    assert state.replicas[1].address == "a:1"
+    again = decisions.apply_id(state, "c", NAME, 1, "a:1;77")
+    assert (again.code, again.changed) == (0, False)
+    for number, code in ((1, "other:1;78"), (3, "b:1;79")):
+        refused = decisions.apply_id(state, "c", NAME, number, code)
+        assert refused.code == ResponseCode.CONTROLLER_BROKER_ID_INVALID
+    second = after(decisions.apply_id(state, "c", NAME, 2, "b:1;79"))
+    assert decisions.next_id(second) == 3
+
+
+def test_the_first_id_of_an_unknown_set_is_1() -> None:
+    refused = decisions.apply_id(None, "c", NAME, 2, "a:1;1")
+    assert refused.code == ResponseCode.CONTROLLER_BROKER_ID_INVALID
+
+
+def test_a_replica_may_move_to_another_address() -> None:
+    moved = decisions.register(broker_set(1), NAME, 1, "new:1")
+    assert (moved.changed, after(moved).replicas[1].address) == (True, "new:1")
+    assert not decisions.register(after(moved), NAME, 1, "new:1").changed
+    for state, number in ((None, 1), (broker_set(1), 2)):
+        refused = decisions.register(state, NAME, number, "x:1")
+        assert refused.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+
+
+# --- elections
+
+
+def test_the_first_replica_that_asks_is_the_first_master() -> None:
+    state = broker_set(2, master=None, in_sync=(), epoch=0)
+    elected = decisions.elect(state, NAME, {}, asking=2)
+    assert elected.elected
+    assert (after(elected).master_id, after(elected).master_epoch) == (2, 1)
+    assert after(elected).in_sync == (2,)
+
+
+def test_a_living_master_stays() -> None:
+    kept = decisions.elect(broker_set(2, in_sync=(1, 2)), NAME, alive(1, 2), asking=2)
+    assert (kept.code, kept.changed) == (ResponseCode.CONTROLLER_MASTER_STILL_EXIST, False)
+
+
+def test_the_replica_with_the_highest_epoch_and_the_longest_log_is_elected() -> None:
+    state = broker_set(5, in_sync=(1, 2, 3, 4, 5))
+    living = {
+        2: LiveReplica(epoch=1, max_offset=900),
+        3: LiveReplica(epoch=2, max_offset=100, priority=2),
+        4: LiveReplica(epoch=2, max_offset=200, priority=2),
+        5: LiveReplica(epoch=2, max_offset=200, priority=1),
+    }
+    elected = decisions.elect(state, NAME, living)
+    assert (after(elected).master_id, after(elected).master_epoch) == (5, 2)
+    assert (after(elected).in_sync, after(elected).in_sync_epoch) == ((5,), 2)
+
+
+def test_a_replica_outside_of_the_in_sync_set_is_elected_only_by_an_unclean_election() -> None:
+    state = broker_set(2, in_sync=(1,))
+    failed = decisions.elect(state, NAME, alive(2), asking=2)
+    assert (failed.code, failed.changed) == (ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, False)
+    without = decisions.elect(state, NAME, alive(2))
+    assert without.code == ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE
+    assert (after(without).master_id, after(without).in_sync) == (None, (1,))
+    back = decisions.elect(after(without), NAME, alive(1, 2), asking=1)
+    assert after(back).master_id == 1
+    unclean = decisions.elect(state, NAME, alive(2), unclean=True)
+    assert after(unclean).master_id == 2
+
+
+def test_a_designated_replica_replaces_a_living_master() -> None:
+    state = broker_set(3, in_sync=(1, 2))
+    chosen = decisions.elect(state, NAME, alive(1, 2, 3), asking=2, designated=True)
+    assert after(chosen).master_id == 2
+    refused = decisions.elect(state, NAME, alive(1, 2, 3), asking=3, designated=True)
+    assert refused.code == ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
+
+
+@pytest.mark.parametrize("asking", [None, 7])
+def test_an_unknown_broker_set_has_no_election(asking: int | None) -> None:
+    refused = decisions.elect(None, NAME, alive(7), asking=asking)
+    assert refused.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+
+
+# --- the in-sync set
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({}, ResponseCode.SUCCESS),
+        ({"members": (1,)}, ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED),
+        ({"master_id": 2}, ResponseCode.CONTROLLER_INVALID_MASTER),
+        ({"master_epoch": 2}, ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH),
+        ({"in_sync_epoch": 2}, ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH),
+        ({"members": (1, 9)}, ResponseCode.CONTROLLER_INVALID_REPLICAS),
+        ({"members": (1, 3)}, ResponseCode.CONTROLLER_BROKER_NOT_ALIVE),
+        ({"members": (2,)}, ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED),
+    ],
+)
+def test_only_the_present_master_alters_the_in_sync_set(
+    changes: dict[str, object], code: int
+) -> None:
+    wanted = {"master_id": 1, "master_epoch": 1, "members": (2, 1), "in_sync_epoch": 1, **changes}
+    decision = decisions.alter_in_sync(broker_set(3), NAME, alive(1, 2), **wanted)  # type: ignore[arg-type]
+    assert decision.code == code
+    if code == ResponseCode.SUCCESS:
+        assert (after(decision).in_sync, after(decision).in_sync_epoch) == ((1, 2), 2)
+    else:
+        assert not decision.changed
+
+
+# --- removal
+
+
+def test_living_replicas_are_removed_only_if_asked_for() -> None:
+    state = broker_set(3, in_sync=(1, 2))
+    for ids in ([2], None):
+        refused = decisions.clean(state, NAME, alive(1, 2), ids=ids)
+        assert refused.code == ResponseCode.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
+    without = after(decisions.clean(state, NAME, alive(1, 2), ids=[3]))
+    assert sorted(without.replicas) == [1, 2]
+    assert decisions.next_id(without) == 4  # the id 3 is not used again
+    dead = after(decisions.clean(state, NAME, alive(2), ids=[1]))
+    assert (dead.master_id, dead.in_sync) == (None, (2,))
+    gone = decisions.clean(state, NAME, alive(1, 2), also_living=True)
+    assert (gone.state, gone.changed) == (None, True)
+
+
+# --- the stored form
+
+
+def test_a_state_is_stored_and_read() -> None:
+    state = broker_set(3, in_sync=(1, 3))
+    assert decode_broker_set(state.encode()) == state
+    for damaged in (b"", b"{}", state.encode()[:-1], b"\xff"):
+        with pytest.raises(StoreDamaged):
+            decode_broker_set(damaged)
+
+
+# --- any sequence of requests
+
+
+class ControllerMachine(RuleBasedStateMachine):
+    """Replicas that live and die, masters that alter the in-sync set, elections.
+
+    Whoever is elected cleanly was in the in-sync set.
+    """
+
+    @initialize(count=st.integers(1, 4))
+    def begin(self, count: int) -> None:
+        self.state = broker_set(count, master=None, in_sync=(), epoch=0)
+        self.living: set[int] = set(range(1, count + 1))
+        self.numbers = (0, 0)
+
+    def take(self, decision: Decision) -> None:
+        before = self.state
+        if decision.changed:
+            self.state = after(decision)
+        else:
+            assert decision.state == before
+        if decision.elected and not before.never_elected:
+            assert self.state.master_id in before.in_sync
+            assert self.state.master_id in self.living
+        numbers = self.state.master_epoch, self.state.in_sync_epoch
+        assert numbers >= self.numbers
+        if self.state.master_id != before.master_id and self.state.master_id is not None:
+            assert numbers[0] == self.numbers[0] + 1
+        self.numbers = numbers
+
+    @rule(one=st.integers(1, 4))
+    def die(self, one: int) -> None:
+        self.living.discard(one)
+
+    @rule(one=st.integers(1, 4))
+    def live(self, one: int) -> None:
+        if one in self.state.replicas:
+            self.living.add(one)
+
+    @rule(asking=st.none() | st.integers(1, 4), designated=st.booleans())
+    def elect(self, asking: int | None, designated: bool) -> None:
+        living = alive(*self.living)
+        self.take(decisions.elect(self.state, NAME, living, asking=asking, designated=designated))
+
+    @rule(
+        members=st.sets(st.integers(1, 5)),
+        late=st.sampled_from([0, 0, 0, 1]),
+        master=st.none() | st.integers(1, 4),
+    )
+    def alter(self, members: set[int], late: int, master: int | None) -> None:
+        self.take(
+            decisions.alter_in_sync(
+                self.state,
+                NAME,
+                alive(*self.living),
+                master_id=master or self.state.master_id or 1,
+                master_epoch=self.state.master_epoch,
+                members=members,
+                in_sync_epoch=self.state.in_sync_epoch - late,
+            )
+        )
+
+    @invariant()
+    def is_consistent(self) -> None:
+        if not hasattr(self, "state"):
+            return
+        state = self.state
+        assert set(state.in_sync) <= set(state.replicas)
+        assert state.in_sync == tuple(sorted(set(state.in_sync)))
+        assert state.master_id is None or state.master_id in state.in_sync
+        assert state.never_elected or state.in_sync
+
+
+TestControllerMachine = ControllerMachine.TestCase
+TestControllerMachine.settings = settings(max_examples=rounds(ci=100, proof=2_000), deadline=None)
