@@ -185,6 +185,13 @@ class NotEnoughReplicas(NotWriteable):
     hint = "start the missing slaves and wait until they have caught up, or lower the setting"
 
 
+class MasterNotConfirmed(NotWriteable):
+    """The controllers have not confirmed this master for longer than its lease."""
+
+    code = 2  # SYSTEM_BUSY: clients try another broker
+    hint = "check that the controllers are running and that this broker reaches them"
+
+
 class MessageIllegal(StoreError):
     """A message exceeds a limit of the store, or can't be stored in its format."""
 
@@ -332,6 +339,13 @@ class TlsError(PenstockError):
 
 
 # --- calls to other servers ----------------------------------------------------------------------
+
+
+class ControllerUnreachable(PenstockError):
+    """No controller answers, or the controllers have no leader."""
+
+    retry = True
+    hint = "check replication.controllers, and that the controllers are running"
 
 
 class PeerError(PenstockError):

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 from penstock.broker.replication_state import ReplicationState, no_replication
 from penstock.config import LiveSettings
 from penstock.errors import NotMaster, Refused
+from penstock.replication.controlled_role import SetState
 from penstock.rpc.answers import Answer, InThread, Reply, ServerWork, Suspend
 from penstock.rpc.command import Command
 from penstock.rpc.router import InPlaceHandler, InPlaceRow, Row
@@ -130,6 +131,9 @@ class ReplicaRole:
         """Says how the replication is going. The server replaces it when it replicates."""
         self.change: Callable[[RoleChange], ServerWork] = _no_change
         """Changes the role of this broker. The server replaces it."""
+        self.learn: Callable[[SetState], None] | None = None
+        """Takes what a controller says of the broker set. The server sets it where controllers
+        elect the master."""
         self.steps_down = False
         """The role is given to another replica: tables are not changed any more."""
         self.epoch = 0

@@ -36,6 +36,8 @@ _DEFAULT_STORE = "~/store"
 _RATE = "maxHaTransferByteInSecond"
 _RATE_ENABLED = "haFlowControlEnable"
 _RATE_DEFAULT = 100 * 1024 * 1024
+_CONTROLLERS = "controllerAddr"
+_CONTROLLER_MODE = "enableControllerMode"
 
 _PROVIDERS = (
     "authenticationProvider",
@@ -54,10 +56,11 @@ _REFUSED_IF_SET = {
     "tls.ciphers": _OPENSSL,
     "tls.protocols": _OPENSSL,
 }
-_NO_ELECTION = (
-    "there is no leader election; choose the roles with brokerRole, and use SYNC_MASTER with "
-    "inSyncReplicas=2 or more if acknowledged messages must survive the loss of a broker"
+_NO_DLEDGER = (
+    "the log of DLedger is not supported, and RocketMQ has deprecated it; use "
+    "enableControllerMode=true and controllerAddr, with which controllers elect the master"
 )
+_NO_CONTROLLERS = "set controllerAddr to the controllers, as host:port;host:port"
 _NO_ACTING_MASTER = (
     "a slave never acts as a master; remove this setting, and set slaveReadEnable=true on the "
     "master and its slaves so that consumers continue while the master is down"
@@ -70,8 +73,7 @@ _NO_LIGHT_QUEUES = "light message queues are not supported: their consumers woul
 _REFUSED_VALUES = {
     ("aclEnable", "true"): "this is the access control of RocketMQ 4; use authenticationEnabled "
     "and authorizationEnabled, and create the users with mqadmin createUser",
-    ("enableDLegerCommitLog", "true"): _NO_ELECTION,
-    ("enableControllerMode", "true"): _NO_ELECTION,
+    ("enableDLegerCommitLog", "true"): _NO_DLEDGER,
     ("enableSlaveActingMaster", "true"): _NO_ACTING_MASTER,
     ("timerRocksDBEnable", "true"): _NO_ROCKSDB,
     ("transRocksDBEnable", "true"): _NO_ROCKSDB,
@@ -218,6 +220,8 @@ def unsupported_reason(key: str, value: str, values: Mapping[str, str]) -> str:
         root = values.get("storePathRootDir", "").strip() or _DEFAULT_STORE
         if not _same_path(value, os.path.join(root, "commitlog")):
             return f"the CommitLog must be in {os.path.join(root, 'commitlog')}; move or link it"
+    if key == _CONTROLLER_MODE and value.lower() == "true" and not values.get(_CONTROLLERS):
+        return _NO_CONTROLLERS
     return _REFUSED_VALUES.get((key, value.lower()), "")
 
 
@@ -252,6 +256,13 @@ def join_rate_limit(values: Mapping[str, str], rate_before: int = 0) -> Mapping[
     return joined | {_RATE: rate if enabled.strip().lower() == "true" else "0"}
 
 
+def join_controllers(values: Mapping[str, str]) -> Mapping[str, str]:
+    """The values without the addresses of controllers unless the mode that uses them is on."""
+    if values.get(_CONTROLLER_MODE, "").strip().lower() == "true":
+        return {"replication.protocol": "epochs"} | dict(values)
+    return {key: value for key, value in values.items() if key != _CONTROLLERS}
+
+
 def apache_values(settings: Settings, role: Role) -> dict[str, str]:
     """All settings except secrets, under RocketMQ's names or, where it has none, ours."""
     by_name = {name: key for key, name in names_by_apache(role).items()}
@@ -272,6 +283,8 @@ def _broker_extras(settings: Settings) -> dict[str, str]:
         "brokerIP2": replication.announce or address,
         "haListenPort": str(ha_port(settings)),
         "inSyncReplicas": str(replication.copies_required()),
+        "minInSyncReplicas": str(replication.in_sync_least()),
+        _CONTROLLER_MODE: str(bool(replication.controllers)).lower(),
         _RATE: str(replication.rate_bytes_max or _RATE_DEFAULT),
         _RATE_ENABLED: "true" if replication.rate_bytes_max else "false",
         "storePathCommitLog": os.path.join(broker.data, "commitlog"),

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from penstock.config.doc import PORT_MAX, Checked, Doc
+from penstock.config.doc import I32_MAX, PORT_MAX, Checked, Doc
 
 ROLES = ("async_master", "sync_master", "slave")
 SYNC_COPIES = 2
@@ -18,6 +18,15 @@ def check_address(text: str) -> None:
     one = host and colon and ";" not in host
     if text and not (one and port.isdigit() and 0 < int(port) <= PORT_MAX):
         raise ValueError("must be host:port")
+
+
+def check_addresses(text: str) -> None:
+    """host:port;…; may be empty."""
+    for address in filter(None, text.split(";")):
+        try:
+            check_address(address.strip())
+        except ValueError:
+            raise ValueError("must be a list of host:port, separated by ;") from None
 
 
 class ReplicationConfig(Checked, frozen=True, forbid_unknown_fields=True):
@@ -54,9 +63,9 @@ class ReplicationConfig(Checked, frozen=True, forbid_unknown_fields=True):
     ] = 0  # fmt: skip
     min_in_sync_replicas: Annotated[
         int, Doc("Sends are refused while fewer replicas than this, including the master, are in "
-                 "sync. Consumers of a sync_master see nothing new during that time.",
-                 "minInSyncReplicas", live=True, least=1)
-    ] = 1  # fmt: skip
+                 "sync. Consumers of a sync_master see nothing new during that time. 0 means 1, "
+                 "and 2 with `controllers`.", "minInSyncReplicas", live=True)
+    ] = 0  # fmt: skip
     all_in_sync_acknowledge: Annotated[
         bool, Doc("A send waits for all replicas that are in sync, instead of `in_sync_replicas`.",
                   "allAckInSyncStateSet", live=True)
@@ -102,6 +111,25 @@ class ReplicationConfig(Checked, frozen=True, forbid_unknown_fields=True):
     learner: Annotated[
         bool, Doc("Slave: never counts as in sync, so no send waits for it.", "asyncLearner")
     ] = False
+    controllers: Annotated[
+        str, Doc("The controllers that elect the master among the replicas of this broker, as "
+                 "host:port, separated by `;`. They give the broker its role and its id. Empty: "
+                 "`role` and `broker.id` say what the broker is.", "controllerAddr",
+                 form="only with `enableControllerMode=true`", check=check_addresses)
+    ] = ""  # fmt: skip
+    heartbeat_ms: Annotated[
+        int, Doc("With `controllers`: how often the broker sends heartbeats to them.",
+                 "brokerHeartbeatInterval", live=True, least=10)
+    ] = 500  # fmt: skip
+    heartbeat_timeout_ms: Annotated[
+        int, Doc("With `controllers`: a replica without a heartbeat for this long is dead for the "
+                 "controllers. A master acknowledges no messages when it has not been confirmed "
+                 "for this long.", "controllerHeartBeatTimeoutMills", least=100)
+    ] = 3_000  # fmt: skip
+    election_priority: Annotated[
+        int, Doc("With `controllers`: of several replicas with equal logs, that with the smallest "
+                 "number is elected.", "brokerElectionPriority", live=True, most=I32_MAX)
+    ] = I32_MAX  # fmt: skip
     read_from_slaves: Annotated[
         bool, Doc("Slave: serve pulls. Master: tell consumers that are far behind to pull from a "
                   "slave.", "slaveReadEnable", live=True)
@@ -116,6 +144,14 @@ class ReplicationConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  "the HA port. Apache's brokers can't. Empty: none.", secret=True)
     ] = ""  # fmt: skip
 
+    def controller_addresses(self) -> list[str]:
+        """The controllers."""
+        return [address.strip() for address in self.controllers.split(";") if address.strip()]
+
+    def in_sync_least(self) -> int:
+        """How many replicas must be in sync, with the default of 0."""
+        return self.min_in_sync_replicas or (2 if self.controllers else 1)
+
     def copies_required(self) -> int:
         """How many copies must exist before a send is acknowledged, with the default of 0."""
         if self.in_sync_replicas:
@@ -128,6 +164,8 @@ def replication_contradiction(
 ) -> tuple[str, str] | None:
     """The full name of a setting that contradicts another one, and why; None if there is none."""
     role = replication.role
+    if replication.controllers:
+        return _contradicts_controllers(replication)
     if role == "slave" and broker_id == 0:
         return "broker.id", "must be greater than 0 for a slave (replication.role), not 0"
     if role != "slave" and broker_id != 0:
@@ -135,7 +173,7 @@ def replication_contradiction(
             "broker.id",
             f"must be 0 for a master, not {broker_id}; set replication.role to slave, or remove it",
         )
-    copies, least = replication.in_sync_replicas, replication.min_in_sync_replicas
+    copies, least = replication.in_sync_replicas, replication.in_sync_least()
     if role == "async_master" and copies > 1:
         return (
             "replication.in_sync_replicas",
@@ -150,9 +188,35 @@ def replication_contradiction(
             "replication.min_in_sync_replicas",
             f"must be at most in_sync_replicas ({copies}), not {least}",
         )
+    return _idle_contradiction(replication)
+
+
+def _idle_contradiction(replication: ReplicationConfig) -> tuple[str, str] | None:
     if replication.idle_ms <= replication.report_ms:
         return (
             "replication.idle_ms",
             f"must be greater than report_ms ({replication.report_ms}), not {replication.idle_ms}",
         )
     return None
+
+
+def _contradicts_controllers(replication: ReplicationConfig) -> tuple[str, str] | None:
+    """With controllers, role and id of the settings do not count."""
+    if replication.protocol == "static":
+        return (
+            "replication.protocol",
+            "must be epochs with replication.controllers, not static: without epochs, a master "
+            "that was replaced can't be told from its successor",
+        )
+    if replication.master:
+        return (
+            "replication.master",
+            "must be empty with replication.controllers, which say who is the master",
+        )
+    if replication.heartbeat_timeout_ms < 2 * replication.heartbeat_ms:
+        return (
+            "replication.heartbeat_timeout_ms",
+            f"must be at least twice heartbeat_ms ({replication.heartbeat_ms}), not "
+            f"{replication.heartbeat_timeout_ms}",
+        )
+    return _idle_contradiction(replication)

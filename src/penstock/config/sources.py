@@ -107,7 +107,7 @@ def from_properties(values: Mapping[str, str], source: str, role: Role) -> Layer
     layer = Layer()
     for name, value in apache.defaults(role).items():
         layer.put(name, value, f"{source}: RocketMQ's default of {name}")
-    values = apache.join_rate_limit(values)
+    values = apache.join_controllers(apache.join_rate_limit(values))
     ignored: list[str] = []
     given = 0
     for key, value in values.items():

@@ -30,8 +30,11 @@ from penstock.server.answer_executor import NameServerCalls
 from penstock.server.listener import is_loopback
 from penstock.server.nameserver_registration import NameServerRegistration
 from penstock.server.probe import Probe, serve_probe
+from penstock.server.replication.controlled_broker import ControlledBroker
+from penstock.server.replication.controlled_services import ControlledServices, RunningServices
+from penstock.server.replication.controllers import Controllers
 from penstock.server.replication.observer import ReplicationObserver
-from penstock.server.replication.replication import Replication
+from penstock.server.replication.replication import ControlledReplica, Replication
 from penstock.server.replication.role_changes import RoleChanges
 from penstock.server.request_loop import RequestLoop
 from penstock.server.route_queries import RouteQueries
@@ -79,6 +82,9 @@ class BrokerService:
         self._server: Server | None = None
         self._replication: Replication | None = None
         self._observer: ReplicationObserver | None = None
+        self._controlled: ControlledServices | None = None
+        self.contact: ControlledBroker | None = None
+        """With the controllers, if there are any."""
         self._restarting: asyncio.Future[None] | None = None
         self._starting = asyncio.Lock()
         self._stopping = False
@@ -86,11 +92,57 @@ class BrokerService:
     async def start(self) -> None:
         """Open the store, listen, check the announced address, register."""
         async with self._starting:
+            if self.settings.current.replication.controllers:
+                await self._join_controllers()
             await self._start_services()
+            if self.contact is not None:
+                self._meet_controllers(self.contact)
+
+    async def _join_controllers(self) -> None:
+        """Get an id from the controllers."""
+        config = self.settings.current
+        root, disk = Path(config.broker.data), self._disk or Disk()
+        disk.group_readable = config.store.group_readable
+        await asyncio.get_running_loop().run_in_executor(None, disk.make_directory, root)
+        controllers = Controllers(
+            config.replication.controller_addresses(),
+            self._clock,
+            ssl=outgoing_context(config.tls),
+        )
+        self._controlled = services = ControlledServices(self._running, self._restart_soon)
+        self.contact = ControlledBroker(
+            self.settings,
+            controllers,
+            services,
+            disk,
+            root,
+            f"{_announced(config)}:{config.broker.port}",
+            self._clock,
+        )
+        services.joined(await self.contact.join())
+
+    def _meet_controllers(self, contact: ControlledBroker) -> None:
+        """The store is open: the controllers may give this broker its role."""
+        store, history = self.broker.context.store, self.replication.history
+        contact.start(
+            log_epoch=history.last.number if history.last is not None else 0,
+            log_complete=store.report.pages_kept or self.settings.current.store.sync_flush,
+        )
+
+    def _running(self) -> RunningServices | None:
+        """The services, unless they are being started or stopped."""
+        if self._broker is None or self._server is None or self._replication is None:
+            return None
+        return RunningServices(self._broker, self._server, self._replication)
 
     async def _start_services(self) -> None:
         loop = asyncio.get_running_loop()
         assigned = await loop.run_in_executor(None, self._take_assigned_role)
+        controlled = None
+        if self._controlled is not None and self.contact is not None:
+            controlled = ControlledReplica(
+                self.contact.replica_id, self._controlled.lead_state, self.contact.ask_for_set
+            )
         # A role that the last start in this process did not have was given by a promotion.
         promoted = self._restarting is not None and assigned != self._assigned
         self._assigned = assigned
@@ -108,6 +160,7 @@ class BrokerService:
                 self._restart_soon,
                 assigned=assigned,
                 promoted=promoted,
+                controlled=controlled,
             )
             self._replication = replication = await loop.run_in_executor(None, make_replication)
             broker = self._new_broker(store, address, host)
@@ -147,6 +200,10 @@ class BrokerService:
         if not role.slave:
             role.epoch = replication.epoch
             role.ha_address = self._ha_address(address) if replication.listening else ""
+        if self.contact is not None and self._controlled is not None:
+            role.learn = self.contact.learn
+            self._controlled.apply_confirmation()
+            return
         role.change = RoleChanges(
             self.settings,
             self._configured,
@@ -159,13 +216,20 @@ class BrokerService:
     def _take_assigned_role(self) -> AssignedRole | None:
         """Use the role that this broker was given while it ran, if the settings have not changed
         since."""
+        if self._controlled is not None:
+            assigned = self._controlled.assigned
+            self.settings.current = assigned.applied_to(self.settings.current)
+            return assigned
         root = Path(self._configured.broker.data)
         if not root.is_dir():  # a new broker; or the store says why it can't be opened
             return None
         disk = self._disk or Disk()
-        assigned = load_assigned_role(disk, root)
-        if assigned is None or not assigned.role:
-            return assigned
+        saved = load_assigned_role(disk, root)
+        return (
+            saved if saved is None or not saved.role else self._take_saved_role(disk, root, saved)
+        )
+
+    def _take_saved_role(self, disk: Disk, root: Path, assigned: AssignedRole) -> AssignedRole:
         configured = self._configured
         if not assigned.counts_for(configured):
             log.warning(
@@ -364,8 +428,12 @@ class BrokerService:
     async def stop(self) -> None:
         """Unregister, send pending responses, write the tables, close the store."""
         self._stopping = True
+        if self.contact is not None:
+            await self.contact.hand_over()
         if self._restarting is not None:
             await self._restarting  # it logs its errors and raises none
+        if self.contact is not None:
+            await self.contact.close()
         await self._stop_services()
 
     async def _stop_services(self, *, unregister: bool = True) -> None:

@@ -150,6 +150,12 @@ class Server:
         if self._store is not None:
             self._loop.remove_reader(self._store.flusher.notify_fd)
 
+    def abandon_sends(self) -> None:
+        """Close the connections whose sends wait for an acknowledgement that will not come, because
+        this broker is no longer the master. Their clients send again."""
+        while self._flush_waits:
+            self._take_flush_wait().connection.close("another broker is the master")
+
     def _is_busy(self) -> bool:
         executor = self.answer_executor
         busy = self._flush_waits or executor.thread_jobs or executor.tables.running

@@ -2,16 +2,21 @@
 
 NOTIFY_BROKER_ROLE_CHANGED names the broker that becomes the master by its id, with its address and
 the number of its epoch. A field of ours says what this replica has to do (`RoleStep`): one that has
-another role by now must not take the request for something else.
+another role by now must not take the request for something else. Controllers send the request
+without that field, after an election.
 """
+
+from collections.abc import Callable
 
 from penstock.broker.context import BrokerContext
 from penstock.broker.replica_role import RoleChange, RoleStep
 from penstock.config.replication_settings import ROLES, check_address
 from penstock.errors import InvalidParameter
+from penstock.replication.controlled_role import SetState
 from penstock.rpc.answers import Answer, Reply, WhenDone
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
+from penstock.wire.bodies.cluster_bodies import SyncStateSet
 from penstock.wire.codes import MASTER_ID, RequestCode
 
 MASTER_ROLES = tuple(role for role in ROLES if role != "slave")
@@ -39,6 +44,8 @@ class RoleHandlers:
 
     def change(self, command: Command) -> Answer:
         """Take the role that the request gives to this broker."""
+        if EXT_STEP not in command.ext and self._role.learn is not None:
+            return self._notified(command, self._role.learn)
         role, address = command.text_or(EXT_ROLE, "sync_master"), command.text("masterAddress")
         if role not in MASTER_ROLES:
             raise InvalidParameter(f"{role!r} is not the role of a master")
@@ -61,6 +68,20 @@ class RoleHandlers:
         if change.master_id <= MASTER_ID:
             raise InvalidParameter("masterBrokerId must be the id of a slave")
         return WhenDone(self._role.change(change), lambda _: Reply())
+
+    def _notified(self, command: Command, learn: Callable[[SetState], None]) -> Answer:
+        """A controller says who is the master."""
+        body = command.body_as(SyncStateSet) if command.body else SyncStateSet()
+        learn(
+            SetState(
+                command.i64("masterBrokerId"),
+                command.text("masterAddress"),
+                command.i32("masterEpoch"),
+                frozenset(body.sync_state_set),
+                max(body.sync_state_set_epoch, command.i32_or("syncStateSetEpoch", 0)),
+            )
+        )
+        return Reply()
 
     def ha_info(self, command: Command) -> Answer:
         """Where slaves find the log of this master; nothing at a slave."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import LiveSettings, Settings
 from penstock.errors import NotEnoughReplicas, ReplicationError
+from penstock.replication.agreed_replicas import AgreedReplicas
 from penstock.replication.authentication import NONCE_BYTES, MasterAuthentication
 from penstock.replication.master_session import (
     EpochMasterSession,
@@ -56,22 +57,26 @@ class ReplicationMaster:
         master_log: StoreMasterLog,
         clock: Clock,
         after_work: Callable[[], None],
+        replicas: Replicas,
+        ask_for_set: Callable[[Iterable[str], int], None] | None = None,
     ) -> None:
-        """`after_work` is called when slaves have acknowledged more."""
+        """`after_work` is called when slaves have acknowledged more, `ask_for_set` when the
+        controllers should agree to another in-sync set than that with a number."""
         self._settings = settings
         self._store = store
         self.log = master_log
         self.clock = clock
         self._after_work = after_work
-        self.replicas = Replicas(
-            replica_rules(settings.current), log_end=master_log.end, confirmed=store.confirm_offset
-        )
+        self.replicas = replicas
+        self._ask_for_set = ask_for_set
         self.connections: set[SlaveConnection] = set()
         self._loop = asyncio.get_running_loop()
         self._listener: Listener | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._sending = False  # `_send_all` is called in the next loop iteration
         self._sent_to = 0
+        self.acknowledging = True
+        """Whether sends may be acknowledged: not by a master that may have been replaced."""
         self.deleted_bytes = 0
         """Bytes of the log that retention has deleted before a connected slave had them."""
         store.on_retention(self._needed_from, unless_full=True)
@@ -109,7 +114,7 @@ class ReplicationMaster:
         if end == self._sent_to:
             return
         self._sent_to = end
-        if self.replicas.rules.sync:
+        if self.replicas.rules.sync and self.acknowledging:
             self.replicas.confirm_offset(end)
             self._store.writer.replicated_to = self.replicas.acknowledged(end)
         if self.connections and not self._sending:
@@ -148,6 +153,8 @@ class ReplicationMaster:
 
     def progress(self) -> None:
         """Slaves have acknowledged more, or the in-sync set has changed."""
+        if not self.acknowledging:
+            return
         writer, replicas = self._store.writer, self.replicas
         end = self.log.end
         replicas.confirm_offset(end)
@@ -159,8 +166,29 @@ class ReplicationMaster:
         """A slave has reported its offset."""
         if session.joined and session.replica is not None:
             log.info("slave %s is in sync", session.replica.name)
+        self.ask_for_set()
         self.progress()
         self._after_work()
+
+    def ask_for_set(self) -> None:
+        """Ask the controllers for another in-sync set if the present one is not right."""
+        replicas = self.replicas
+        if self._ask_for_set is None or not isinstance(replicas, AgreedReplicas):
+            return
+        number = replicas.number
+        wanted = replicas.ask(self.log.end, self.clock.monotonic_ms())
+        if wanted is not None:
+            self._ask_for_set(wanted, number)
+
+    def agree(self, members: Iterable[str], number: int) -> None:
+        """The controllers say what the in-sync set is."""
+        replicas = self.replicas
+        assert isinstance(replicas, AgreedReplicas)
+        members = sorted(members)
+        if replicas.agree(members, number, self.clock.monotonic_ms()):
+            log.warning("the in-sync set is %s", ", ".join(members))
+            self.progress()
+            self._after_work()
 
     def _refuse_or_resume(self) -> None:
         writer = self._store.writer
@@ -181,6 +209,7 @@ class ReplicationMaster:
         for connection in list(self.connections):
             connection.tick(now_ms)
         left = self.replicas.tick(self.log.end, now_ms)
+        self.ask_for_set()
         for replica in left:
             log.warning(
                 "slave %s is not in sync any more: it is %d bytes behind",
@@ -354,8 +383,8 @@ def replica_rules(settings: Settings) -> ReplicaRules:
     return ReplicaRules(
         sync=replication.role == "sync_master",
         copies=replication.copies_required(),
-        in_sync_least=replication.min_in_sync_replicas,
-        all_in_sync=replication.all_in_sync_acknowledge,
+        in_sync_least=replication.in_sync_least(),
+        all_in_sync=replication.all_in_sync_acknowledge or bool(replication.controllers),
         lag_bytes_max=replication.lag_bytes_max,
         lag_ms_max=replication.lag_ms_max,
     )

@@ -62,7 +62,7 @@ class ReplicationObserver:
                 rate.sample(connection.sent_bytes, now_ms)
         if slave is not None:
             self._received.sample(slave.received_bytes, now_ms)
-            if _caught_up(slave):
+            if slave.caught_up:
                 self._caught_up_ms = now_ms
 
     def _note_master_end(self) -> None:
@@ -102,14 +102,9 @@ class ReplicationObserver:
             connected=connection is not None and connection.session is not None,
             log_end=max(slave.master_end, slave.log.end) if slave.master_end >= 0 else None,
             error=slave.error,
-            behind_ms=0 if _caught_up(slave) else behind_ms,
+            behind_ms=0 if slave.caught_up else behind_ms,
             received_bytes=slave.received_bytes,
             bytes_per_second=self._received.per_second,
             read_ms=slave.read_ms,
             written_ms=slave.written_ms,
         )
-
-
-def _caught_up(slave: ReplicationSlave) -> bool:
-    """Whether the slave has all that it knows of in its master's log."""
-    return 0 <= slave.master_end <= slave.log.end

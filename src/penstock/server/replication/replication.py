@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.broker.replica_state import ReplicaState
 from penstock.clock import pause
 from penstock.config.settings import ha_port
 from penstock.errors import BadSetting, NotMaster, PeerError, PenstockError
+from penstock.replication.agreed_replicas import AgreedReplicas
 from penstock.replication.assigned_role import AssignedRole
+from penstock.replication.controlled_role import Lead
 from penstock.replication.epoch_file import load_epochs, save_epochs
 from penstock.replication.epochs import EpochHistory
+from penstock.replication.replicas import Replicas
 from penstock.server.listener import is_loopback
 from penstock.server.metadata_sync import MetadataSync
-from penstock.server.replication.master_service import ReplicationMaster
+from penstock.server.replication.master_service import ReplicationMaster, replica_rules
 from penstock.server.replication.replica_calls import ReplicaCalls
 from penstock.server.replication.slave_service import ReplicationSlave
 from penstock.server.replication.store_logs import StoreMasterLog, StoreSlaveLog
@@ -45,6 +48,15 @@ FIND_MS = 100
 """How often a slave asks the next master for its HA address."""
 
 
+class ControlledReplica(NamedTuple):
+    """A replica whose role controllers have given."""
+
+    replica_id: int
+    lead: Lead
+    """Master: its epoch and the in-sync set at the time of the election."""
+    ask_for_set: Callable[[Iterable[str], int], None]
+
+
 class Replication:
     """Epochs, and the service of the broker's role."""
 
@@ -57,9 +69,12 @@ class Replication:
         *,
         assigned: AssignedRole | None = None,
         promoted: bool = False,
+        controlled: ControlledReplica | None = None,
     ) -> None:
         """`restart` closes the store and opens it again. `assigned` is a role that the settings do
-        not have; `promoted`: it was given a moment ago. Waits for the disk."""
+        not have; `promoted`: it was given a moment ago. `controlled`: by controllers. Waits for the
+        disk."""
+        self._controlled = controlled
         self._restart = restart
         self._settings = settings
         self._store = store
@@ -87,6 +102,10 @@ class Replication:
         if self._settings.current.replication.protocol == "static":
             return
         log_end = self._store.log.end
+        if self._controlled is not None:
+            if self._assigned.epoch > self._newest:
+                self._append_epoch(self._assigned.epoch, log_end)
+            return
         if self._assigned.role and self._assigned.epoch > self._newest:
             self._begins_role = True
             self._append_epoch(self._assigned.epoch, log_end)
@@ -156,8 +175,15 @@ class Replication:
             return
         durable = config.replication.protocol == "static" and config.store.sync_flush
         master_log = StoreMasterLog(self._store, self.history, flushed_only=durable)
+        controlled = self._controlled
         self.master = ReplicationMaster(
-            self._settings, self._store, master_log, self._clock, after_work
+            self._settings,
+            self._store,
+            master_log,
+            self._clock,
+            after_work,
+            self._replicas(),
+            None if controlled is None else controlled.ask_for_set,
         )
         try:
             await self.master.start(host, port, Tls.of(config.tls))
@@ -165,6 +191,22 @@ class Replication:
             if config.replication.role == "sync_master":
                 raise
             log.warning("slaves can't connect: port %d (replication.port): %s", port, error)
+
+    def _replicas(self) -> Replicas:
+        """The slaves of this master, of which none is known yet."""
+        rules = replica_rules(self._settings.current)
+        known = {"log_end": self._store.log.end, "confirmed": self._store.confirm_offset}
+        if self._controlled is None:
+            return Replicas(rules, **known)
+        lead = self._controlled.lead
+        return AgreedReplicas(
+            rules,
+            str(self._controlled.replica_id),
+            map(str, lead.in_sync),
+            lead.in_sync_epoch,
+            self._clock.monotonic_ms(),
+            **known,
+        )
 
     def _may_listen(self, host: str) -> bool:
         """Whether the HA port may be opened: whoever connects to it reads all messages."""
@@ -224,7 +266,7 @@ class Replication:
 
     def set_master(self, address: str, ha_address: str) -> None:
         """A NameServer says where the master of this broker is. It may be out of date."""
-        if self.slave is None or self.metadata is None:
+        if self.slave is None or self.metadata is None or self._controlled is not None:
             return
         if ha_address == self.slave.master:
             self._stop_finding()
@@ -278,6 +320,8 @@ class Replication:
         While it is starting, only a promotion makes this broker replace one that answers. One that
         does not answer was to step down, or an operator has decided that it is lost.
         """
+        if self._controlled is not None:
+            return 1  # the controllers have given this broker its role and id
         if self.slave is not None:
             return 0
         try:

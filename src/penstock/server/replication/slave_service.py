@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import ssl as tls
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock.clock import pause
+from penstock.clock import finish_within
 from penstock.config import LiveSettings
 from penstock.errors import LogsDiffer, PenstockError, ReplicationError
 from penstock.replication.authentication import NONCE_BYTES, SlaveAuthentication
@@ -75,6 +76,7 @@ class ReplicationSlave:
         self.received_bytes = 0
         self.read_ms = self.written_ms = 0  # of the last read and the last report, by the calendar
         self._task: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None  # the attempt to follow `master`
         self._address_known = asyncio.Event()
         self._reported_ms = 0
         self._reported_end = 0
@@ -113,8 +115,8 @@ class ReplicationSlave:
         log.info("the master's HA address is %s", address)
         self.master = address
         self._address_known.set()
-        if self.connection is not None:
-            self.connection.close()
+        if self._following is not None:
+            self._following.cancel()  # it may wait for a machine that is gone
 
     def log_flushed(self) -> None:
         """Called after each flush: acknowledge what is on the disk."""
@@ -131,6 +133,11 @@ class ReplicationSlave:
     def behind(self) -> int:
         """How many bytes of the master's log are missing, as far as that is known."""
         return max(self.master_end - self.log.end, 0)
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether the slave has all that it knows of in its master's log."""
+        return 0 <= self.master_end <= self.log.end
 
     def new_session(self) -> SlaveSession:
         settings = self._settings.current
@@ -160,9 +167,9 @@ class ReplicationSlave:
             if not self.master:
                 self._address_known.clear()
                 await self._address_known.wait()
-            before = self.received_bytes
+            before, master = self.received_bytes, self.master
             try:
-                await self._follow(self.master)
+                await self._follow_until_changed(master)
             except LogsDiffer as error:
                 log.warning("%s", error)
                 try:
@@ -176,7 +183,24 @@ class ReplicationSlave:
                     continue
                 self._failed(error)
             wait_ms = RETRY_MS if self.received_bytes > before else min(2 * wait_ms, RETRY_MS_MAX)
-            await pause(self.clock, wait_ms)
+            if self.master == master:
+                self._address_known.clear()
+                with contextlib.suppress(TimeoutError):
+                    await finish_within(self.clock, wait_ms, self._address_known.wait())
+            if self.master != master:
+                wait_ms = RETRY_MS
+
+    async def _follow_until_changed(self, address: str) -> None:
+        """Follow a master; returns when there is another one."""
+        self._following = following = asyncio.ensure_future(self._follow(address))
+        try:
+            await following
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if self.master == address or (current is not None and current.cancelling()):
+                raise  # the service is closed
+        finally:
+            following.cancel()
 
     async def _follow(self, address: str) -> None:
         """Connect and receive the log until the connection is lost."""

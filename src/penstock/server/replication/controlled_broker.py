@@ -1,0 +1,438 @@
+"""Keeps a broker in contact with its controllers, which elect the master of its set.
+
+* `join` gets an id for the broker and registers it.
+* Heartbeats go to all controllers. They say that the replica is alive, and how long its log is. An
+  answered heartbeat confirms the master. One that is not confirmed for the length of its lease,
+  which is as long as controllers wait for heartbeats, acknowledges no more messages.
+* The broker asks for the state of its set every `POLL_MS`, in case a notification was lost.
+* A master asks for changes of its in-sync set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from penstock.clock import pause
+from penstock.errors import ControllerUnreachable, PeerError, PenstockError, Refused
+from penstock.replication.broker_identity import (
+    TEMPORARY,
+    BrokerIdentity,
+    forget_application,
+    load_identity,
+    save_identity,
+)
+from penstock.replication.controlled_role import ControlledRole, Follow, Lead, SetState
+from penstock.transport.peer import Response
+from penstock.wire import fastjson
+from penstock.wire.bodies.cluster_bodies import SyncStateSet
+from penstock.wire.codes import RequestCode, ResponseCode
+from penstock.wire.java_numbers import parse_long
+
+if TYPE_CHECKING:
+    from penstock.clock import Clock
+    from penstock.config import LiveSettings
+    from penstock.server.replication.controllers import Controllers
+    from penstock.store.disk import Disk
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+POLL_MS = 1_000
+JOIN_RETRY_MS = 500
+WARN_MS = 10_000
+"""How often a broker that waits for its controllers says so."""
+LEASE_CHECK_MS = 100
+LEADER_MS = 2_000
+"""How often each controller is asked who the leader is."""
+
+
+class LogFigures(NamedTuple):
+    """What a heartbeat says of the log."""
+
+    epoch: int
+    max_offset: int
+    confirm_offset: int
+    caught_up: bool
+    """A slave has the whole log of its master."""
+
+
+class ControlledService(Protocol):
+    """What the contact with controllers needs of the broker's services."""
+
+    def figures(self) -> LogFigures | None:
+        """None while the services are being started."""
+
+    def lead(self, lead: Lead, replica_id: int) -> None:
+        """Become the master, or take over a changed in-sync set."""
+
+    def follow(self, follow: Follow, replica_id: int) -> None:
+        """Follow a master, with this id."""
+
+    def set_answered(self, number: int, *, refused: bool) -> None:
+        """The request for another in-sync set than that with this number was answered, or its
+        answer is lost."""
+
+    def confirmed(self, reason: str) -> None:
+        """The controllers confirm this master, or the reason why it must not acknowledge."""
+
+
+class ControlledBroker:
+    """One replica of a broker set."""
+
+    def __init__(
+        self,
+        settings: LiveSettings,
+        controllers: Controllers,
+        service: ControlledService,
+        disk: Disk,
+        root: Path,
+        address: str,
+        clock: Clock,
+    ) -> None:
+        """`address` is announced to controllers and other replicas."""
+        self._settings = settings
+        self._controllers = controllers
+        self._service = service
+        self._disk = disk
+        self._root = root
+        self._address = address
+        self._clock = clock
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._registered: SetState | None = None
+        self.replica_id = 0
+        self.role: ControlledRole | None = None
+        self.confirmed_ms = clock.monotonic_ms()
+        """When the last heartbeat was sent that a controller has answered."""
+        self.heartbeats_failed = 0
+        self._figures = LogFigures(0, 0, 0, False)
+        self._expired = False
+        self._poll_now = asyncio.Event()
+
+    # --- joining the set
+
+    async def join(self) -> int:
+        """Get an id and register; returns the id. Waits until a controller answers."""
+        warned_ms = -WARN_MS
+        while True:
+            try:
+                await self._identify()
+                self._registered = await self._register()
+                return self.replica_id
+            except (ControllerUnreachable, Refused) as error:
+                now_ms = self._clock.monotonic_ms()
+                if now_ms - warned_ms >= WARN_MS:
+                    warned_ms = now_ms
+                    log.warning("waiting for the controllers: %s", error)
+            # Replicas that apply for the same id at the same time should not do it again.
+            await pause(self._clock, random.randint(JOIN_RETRY_MS // 2, JOIN_RETRY_MS))
+
+    async def _identify(self) -> None:
+        broker = self._settings.current.broker
+        found = await self._in_pool(lambda: load_identity(self._disk, self._root))
+        if found is None:
+            found = await self._apply()
+        found.check(broker.cluster, broker.name)
+        self.replica_id = found.replica_id
+
+    async def _apply(self) -> BrokerIdentity:
+        """Apply for an id; once more for the same one if an application was interrupted."""
+        disk, root = self._disk, self._root
+        wanted = await self._in_pool(lambda: load_identity(disk, root, TEMPORARY))
+        names = self._names()
+        if wanted is None or not wanted.check_code:
+            answer = await self._ask(RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, names)
+            number = parse_long(answer.ext.get("nextBrokerId", "")) or 0
+            code = f"{self._address};{self._clock.now_ms()}"
+            wanted = BrokerIdentity(names["clusterName"], names["brokerName"], number, code)
+            await self._in_pool(lambda: save_identity(disk, root, wanted))
+        wanted.check(names["clusterName"], names["brokerName"])
+        fields = {
+            **names,
+            "appliedBrokerId": str(wanted.replica_id),
+            "registerCheckCode": wanted.check_code,
+        }
+        response = await self._controllers.call(RequestCode.CONTROLLER_APPLY_BROKER_ID, fields)
+        if response.code != ResponseCode.SUCCESS:
+            # Another replica has got this id.
+            await self._in_pool(lambda: forget_application(disk, root))
+            raise Refused(f"the id {wanted.replica_id} was not given: {response.remark}")
+        given = wanted._replace(check_code="")
+        await self._in_pool(lambda: save_identity(disk, root, given))
+        log.info("this broker is replica %d of %s", given.replica_id, given.name)
+        return given
+
+    async def _register(self) -> SetState:
+        fields = {
+            **self._names(),
+            "brokerId": str(self.replica_id),
+            "brokerAddress": self._address,
+            "invokeTime": str(self._clock.now_ms()),
+        }
+        return read_state(await self._ask(RequestCode.CONTROLLER_REGISTER_BROKER, fields))
+
+    async def _ask(self, code: int, fields: dict[str, str], body: bytes = b"") -> Response:
+        """The response of the controllers; raises Refused if they refuse."""
+        response = await self._controllers.call(code, fields, body)
+        if response.code != ResponseCode.SUCCESS:
+            raise Refused(f"the controllers refuse: {response.remark} (code {response.code})")
+        return response
+
+    def _names(self) -> dict[str, str]:
+        broker = self._settings.current.broker
+        return {"clusterName": broker.cluster, "brokerName": broker.name}
+
+    def _in_pool(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.wrap_future(self._disk.submit(work))
+
+    # --- running
+
+    def start(self, *, log_epoch: int, log_complete: bool) -> None:
+        """Send heartbeats and learn of elections; the services run already, as a slave."""
+        now_ms = self._clock.monotonic_ms()
+        self.role = ControlledRole(
+            self.replica_id, log_epoch=log_epoch, log_complete=log_complete, now_ms=now_ms
+        )
+        if not log_complete:
+            log.warning(
+                "the machine was restarted and the end of the log may be missing: this replica "
+                "can't be elected before it has caught up with a master"
+            )
+        self._spawn(self._run())
+        self._spawn(self._watch_lease())
+        for address in self._controllers.addresses:
+            self._spawn(self._send_heartbeats(address))
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._controllers.close()
+
+    async def _run(self) -> None:
+        warned = False
+        while True:
+            try:
+                await self._poll()
+                warned = False
+            except PenstockError as error:
+                if not warned:
+                    log.warning("the controllers do not tell who is the master: %s", error)
+                warned = True
+            self._poll_now.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._poll_now.wait(), POLL_MS / 1000)
+
+    async def _poll(self) -> None:
+        """Learn the state of the set; have a master elected if there is none."""
+        assert self.role is not None
+        state, self._registered = self._registered, None
+        if state is None or state.master_id is None:
+            fields = {"brokerName": self._settings.current.broker.name}
+            response = await self._controllers.call(RequestCode.CONTROLLER_GET_REPLICA_INFO, fields)
+            if response.code == ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST:
+                await self._join_again()
+                return
+            state = read_state(response)
+        self.learn(state)
+        if self.role.needs_election and self.role.alive(self._clock.monotonic_ms()):
+            await self._elect(self.replica_id, designate=False)
+
+    async def _join_again(self) -> None:
+        """The controllers have lost their state, or an operator has deleted this replica."""
+        log.warning("the controllers do not know this replica any more")
+        await self._register()
+
+    async def _elect(self, replica_id: int, *, designate: bool) -> bool:
+        fields = {
+            **self._names(),
+            "brokerId": str(replica_id),
+            "designateElect": str(designate).lower(),
+            "invokeTime": str(self._clock.now_ms()),
+        }
+        response = await self._controllers.call(RequestCode.CONTROLLER_ELECT_MASTER, fields)
+        told = ResponseCode.SUCCESS, ResponseCode.CONTROLLER_MASTER_STILL_EXIST
+        if response.code not in told:
+            log.info("no master was elected: %s", response.remark)
+            return False
+        if "masterEpoch" in response.ext:
+            self.learn(read_state(response))
+        return response.code == ResponseCode.SUCCESS
+
+    def learn(self, state: SetState) -> None:
+        """Take what a controller says of the set, also in a notification."""
+        if self.role is None:
+            return
+        action = self.role.learn(state, self._clock.monotonic_ms())
+        if isinstance(action, Lead):
+            self._service.lead(action, self.replica_id)
+        elif isinstance(action, Follow):
+            self._service.follow(action, self.replica_id)
+
+    # --- heartbeats
+
+    async def _send_heartbeats(self, address: str) -> None:
+        peer = self._controllers.peer(address)
+        leads, asked_ms = False, -LEADER_MS
+        while True:
+            now_ms = self._clock.monotonic_ms()
+            if now_ms - asked_ms >= LEADER_MS:
+                asked_ms = now_ms
+                leads = await self._controllers.leader_of(address) == address
+            fields = self._heartbeat(now_ms)
+            if fields is not None:
+                try:
+                    timeout_ms = self._settings.current.replication.heartbeat_timeout_ms
+                    response = await peer.call(
+                        RequestCode.BROKER_HEARTBEAT, fields, timeout_ms=timeout_ms
+                    )
+                    if response.code == ResponseCode.SUCCESS and leads:
+                        self._confirmed(now_ms)
+                    elif response.code != ResponseCode.SUCCESS:
+                        self.heartbeats_failed += 1
+                except PeerError:
+                    self.heartbeats_failed += 1
+                    asked_ms = -LEADER_MS
+            await pause(self._clock, self._settings.current.replication.heartbeat_ms)
+
+    def _heartbeat(self, now_ms: int) -> dict[str, str] | None:
+        """The fields of a heartbeat; None if this replica must not be elected."""
+        figures = self._service.figures()
+        assert self.role is not None
+        if figures is not None and figures.caught_up:
+            self.role.caught_up()
+        if not self.role.alive(now_ms):
+            return None
+        self._figures = figures = figures or self._figures  # none while services are restarted
+        replication = self._settings.current.replication
+        return {
+            **self._names(),
+            "brokerAddr": self._address,
+            "brokerId": str(self.replica_id),
+            "epoch": str(figures.epoch),
+            "maxOffset": str(figures.max_offset),
+            "confirmOffset": str(figures.confirm_offset),
+            "heartbeatTimeoutMills": str(replication.heartbeat_timeout_ms),
+            "electionPriority": str(replication.election_priority),
+        }
+
+    def _confirmed(self, sent_ms: int) -> None:
+        self.confirmed_ms = max(self.confirmed_ms, sent_ms)
+        if self._expired:
+            self._expired = False
+            log.warning("the controllers confirm this master again")
+            self._service.confirmed("")
+
+    async def _watch_lease(self) -> None:
+        while True:
+            self._check_lease()
+            await pause(self._clock, LEASE_CHECK_MS)
+
+    def _check_lease(self) -> None:
+        """A master that its controllers may have replaced must not acknowledge messages."""
+        lease_ms = self._settings.current.replication.heartbeat_timeout_ms
+        age_ms = self._clock.monotonic_ms() - self.confirmed_ms
+        if self._expired or age_ms <= lease_ms or self.role is None or not self.role.leads:
+            return
+        self._expired = True
+        reason = f"no controller has answered a heartbeat for {age_ms} ms"
+        log.warning("this master acknowledges no messages: %s", reason)
+        self._service.confirmed(reason)
+
+    @property
+    def lease_age_ms(self) -> int:
+        """How long ago the controllers have confirmed this replica."""
+        return self._clock.monotonic_ms() - self.confirmed_ms
+
+    # --- the in-sync set
+
+    def ask_for_set(self, members: Iterable[str], number: int) -> None:
+        """Ask the controllers for another in-sync set."""
+        self._spawn(self._alter(frozenset(int(name) for name in members), number))
+
+    async def _alter(self, members: frozenset[int], number: int) -> None:
+        assert self.role is not None
+        epoch = self.role.epoch
+        fields = {
+            "brokerName": self._settings.current.broker.name,
+            "masterBrokerId": str(self.replica_id),
+            "masterEpoch": str(epoch),
+            "invokeTime": str(self._clock.now_ms()),
+        }
+        body = SyncStateSet(sync_state_set=sorted(members), sync_state_set_epoch=number)
+        code = RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET
+        try:
+            response = await self._controllers.call(code, fields, fastjson.encode(body))
+        except PenstockError as error:
+            log.warning("the outcome of a change of the in-sync set is not known: %s", error)
+            self._service.set_answered(number, refused=False)
+            self._poll_now.set()
+            return
+        refused = response.code != ResponseCode.SUCCESS
+        if refused:
+            log.info("the in-sync set is not changed: %s", response.remark)
+            self._poll_now.set()
+        else:
+            agreed = read_in_sync(response)
+            self.learn(
+                SetState(self.replica_id, self._address, epoch, agreed.in_sync, agreed.number)
+            )
+        self._service.set_answered(number, refused=refused)
+
+    # --- handing over
+
+    async def hand_over(self) -> bool:
+        """Before this master stops: have another member of the in-sync set elected."""
+        role = self.role
+        if role is None or not role.leads or role.state is None:
+            return False
+        others = sorted(role.state.in_sync - {self.replica_id})
+        for replica_id in others:
+            try:
+                if await self._elect(replica_id, designate=True):
+                    log.info("replica %d is elected, because this master stops", replica_id)
+                    return True
+            except PenstockError as error:
+                log.warning("can't hand over to replica %d: %s", replica_id, error)
+        return False
+
+
+class InSync(NamedTuple):
+    """An in-sync set and its number."""
+
+    in_sync: frozenset[int]
+    number: int
+
+
+def read_in_sync(response: Response) -> InSync:
+    """The in-sync set in the body of a response."""
+    if not response.body:
+        return InSync(frozenset(), 0)
+    body = fastjson.decode(response.body, SyncStateSet)
+    return InSync(frozenset(body.sync_state_set), body.sync_state_set_epoch)
+
+
+def read_state(response: Response) -> SetState:
+    """The state of the set in a response."""
+    fields = response.ext
+    agreed = read_in_sync(response)
+    return SetState(
+        parse_long(fields.get("masterBrokerId", "")),
+        fields.get("masterAddress", ""),
+        parse_long(fields.get("masterEpoch", "")) or 0,
+        agreed.in_sync,
+        max(agreed.number, parse_long(fields.get("syncStateSetEpoch", "")) or 0),
+    )

@@ -1,0 +1,143 @@
+"""Carries out what controllers decide about the role of a running broker.
+
+A master that is replaced accepts and acknowledges nothing from the moment it learns of that. Then
+its services are stopped and started again as those of a slave, and the reverse for a slave that is
+elected: the store is closed and opened in between, but the process goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.errors import MasterNotConfirmed, NotMaster, WriteStopped
+from penstock.replication.agreed_replicas import AgreedReplicas
+from penstock.replication.assigned_role import AssignedRole
+from penstock.replication.controlled_role import Follow, Lead
+from penstock.server.replication.controlled_broker import LogFigures
+from penstock.wire.codes import MASTER_ID
+
+if TYPE_CHECKING:
+    from penstock.broker.broker import Broker
+    from penstock.server.replication.replication import Replication
+    from penstock.server.server import Server
+
+log = logging.getLogger(__name__)
+
+
+class RunningServices(NamedTuple):
+    """The services of a broker between a start and the next stop."""
+
+    broker: Broker
+    server: Server
+    replication: Replication
+
+
+class ControlledServices:
+    """The services of a broker whose role controllers give."""
+
+    def __init__(
+        self, running: Callable[[], RunningServices | None], restart: Callable[[], None]
+    ) -> None:
+        """`running` are the services that run now. `restart` starts them again with the role that
+        `assigned` says."""
+        self._running = running
+        self._restart = restart
+        self.assigned = AssignedRole(role="slave")
+        self.lead_state = Lead(0, frozenset(), 0)
+        """Master: the last news of its in-sync set."""
+        self._unconfirmed = ""
+
+    def joined(self, replica_id: int) -> None:
+        """The broker is a slave with this id until the controllers say otherwise."""
+        self.assigned = AssignedRole(role="slave", broker_id=replica_id)
+
+    # --- what the contact with the controllers calls
+
+    def figures(self) -> LogFigures | None:
+        running = self._running()
+        if running is None:
+            return None
+        store, replication = running.broker.context.store, running.replication
+        slave = replication.slave
+        last = (replication.history if slave is None else slave.log.history).last
+        return LogFigures(
+            0 if last is None else last.number,
+            store.log.end,
+            store.confirm_offset,
+            slave is not None and slave.connection is not None and slave.caught_up,
+        )
+
+    def lead(self, lead: Lead, replica_id: int) -> None:
+        """Become the master of an epoch; at the master, take over its in-sync set."""
+        leads = self.assigned.role != "slave" and self.assigned.epoch == lead.epoch
+        if leads and lead.in_sync_epoch < self.lead_state.in_sync_epoch:
+            return
+        self.lead_state = lead
+        if not leads:
+            log.warning("this replica is elected: it is the master of epoch %d", lead.epoch)
+            self._assign(AssignedRole(role="sync_master", broker_id=MASTER_ID, epoch=lead.epoch))
+            return
+        running = self._running()
+        if running is not None and running.replication.master is not None:
+            running.replication.master.agree(map(str, lead.in_sync), lead.in_sync_epoch)
+
+    def follow(self, follow: Follow, replica_id: int) -> None:
+        """Follow the master of an epoch."""
+        was_slave = self.assigned.role == "slave"
+        assigned = AssignedRole(
+            role="slave",
+            broker_id=replica_id,
+            epoch=follow.epoch,
+            master_address=follow.address,
+        )
+        running = self._running()
+        if was_slave:
+            self.assigned = assigned
+            if running is not None and running.broker.role.slave:
+                running.replication.follow(follow.address, follow.epoch)
+            return
+        log.warning("%s is the master of epoch %d: this one steps down", *follow)
+        if running is not None:
+            self._stop_writing(running, follow)
+        self._assign(assigned)
+
+    def _assign(self, assigned: AssignedRole) -> None:
+        self.assigned = assigned
+        self._restart()
+
+    def _stop_writing(self, running: RunningServices, follow: Follow) -> None:
+        writer, master = running.broker.context.store.writer, running.replication.master
+        if not isinstance(writer.refusal, WriteStopped):
+            writer.refusal = NotMaster(f"{follow.address} is the master since epoch {follow.epoch}")
+        running.broker.role.steps_down = True
+        if master is not None:
+            master.acknowledging = False
+        running.server.abandon_sends()
+
+    def set_answered(self, number: int, *, refused: bool) -> None:
+        running = self._running()
+        master = None if running is None else running.replication.master
+        if master is not None and isinstance(master.replicas, AgreedReplicas):
+            master.replicas.answered(number, refused=refused)
+
+    def confirmed(self, reason: str) -> None:
+        """The controllers confirm this master; or the reason why it must not acknowledge."""
+        self._unconfirmed = reason
+        self.apply_confirmation()
+
+    def apply_confirmation(self) -> None:
+        """Also after a start: the new services know nothing of it."""
+        running = self._running()
+        master = None if running is None else running.replication.master
+        if running is None or master is None:
+            return
+        writer = running.broker.context.store.writer
+        if self._unconfirmed and writer.refusal is None:
+            writer.refusal = MasterNotConfirmed(self._unconfirmed)
+        elif not self._unconfirmed and isinstance(writer.refusal, MasterNotConfirmed):
+            writer.refusal = None
+        master.acknowledging = not self._unconfirmed
+        master.progress()
+        running.server.after_work()
