@@ -23,7 +23,10 @@ SLOW_MS: Final = 550
 """The smallest latency in the table."""
 FAILURE_COUNTS_AS_MS: Final = 10_000
 """The latency that a failure counts as."""
+PROBE_FIRST_MS: Final = 200
+"""Pause before the first probe: a master that failed may be replaced within a second."""
 PROBE_EVERY_MS: Final = 3_000
+"""The longest pause between probes."""
 PROBE_TIMEOUT_MS: Final = 1_000
 BROKERS_MAX: Final = 1_024
 """Above this number, brokers without a fault are dropped from the table."""
@@ -150,9 +153,12 @@ class BrokerFaults:
             self._session.spawn(self._probe_all(self._session))
 
     async def _probe_all(self, session: Session) -> None:
+        pause_ms = PROBE_FIRST_MS
         try:
             while any(not broker.reachable for broker in self._brokers.values()):
-                await pause(self._clock, PROBE_EVERY_MS)
+                await pause(self._clock, pause_ms)
+                pause_ms = min(2 * pause_ms, PROBE_EVERY_MS)
+                await session.refresh()  # another replica may have the role of the master
                 for name in [n for n, broker in self._brokers.items() if not broker.reachable]:
                     await self._probe(session, name)
         finally:

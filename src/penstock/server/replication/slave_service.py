@@ -10,7 +10,7 @@ import ssl as tls
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock.clock import finish_within
+from penstock.clock import finish_within, pause
 from penstock.config import LiveSettings
 from penstock.errors import LogsDiffer, PenstockError, ReplicationError
 from penstock.replication.authentication import NONCE_BYTES, SlaveAuthentication
