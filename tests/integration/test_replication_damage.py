@@ -46,8 +46,8 @@ def test_a_damaged_record_of_the_master_does_not_stop_replication(
 
     async def body() -> None:
         async with pair.broker("master", role=role, slave_timeout_ms=300) as (client, master):
-            for number in range(30):
-                await send(client, number)
+            # At once: as long as there is no slave, each waits for the timeout of a sync_master.
+            await asyncio.gather(*(send(client, number) for number in range(30)))
             damaged = flip_bit(master.broker.context.store, 0, 1)
             async with pair.broker("slave") as (_, slave):
                 await assert_equal(master, slave)
