@@ -2,7 +2,7 @@
 
 `make check`, `make test` and `make proof` call this. `check` runs the fast unit tests. `ci` and
 `proof` run everything: unit tests twice, compiled and with `PENSTOCK_PURE=1`, everything else once.
-Their steps run in parallel lanes, because tests with real Java clients and Spark mostly wait.
+Their steps run in parallel lanes, because tests with real Java clients and Spark often wait.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import IO
 
 import penstock
@@ -27,6 +28,18 @@ PROGRESS_S = 60.0
 OWN_STEP = ("unit", "client", "compat", "spark")
 """Test folders that have a step of their own."""
 PARALLEL = ("-n", "2", "--dist", "worksteal")
+LANES = 3
+"""For two cores: steps with Java clients and Spark spend a third of their time waiting."""
+SERVERS = (
+    "tests/compat/test_replication*.py",
+    "tests/compat/test_store_*.py",
+    "tests/compat/test_metadata_of_apache.py",
+    "tests/compat/test_mixed_clusters.py",
+    "tests/compat/test_moving_over.py",
+    "tests/compat/test_controller*.py",
+)
+"""Tests with Apache's servers that have a step of their own, so that no step is much longer than
+the others."""
 REPEATED_MAX = 3
 """Failed tests of a step that are repeated."""
 
@@ -47,30 +60,37 @@ class Step:
 
 @dataclass
 class Lane:
-    """Steps that run one after another; the first failure ends the lane."""
+    """Runs one step after another, as long as there are any."""
 
-    steps: Sequence[Step]
+    steps: SimpleQueue[Step]
     depth: str
     failed: int = 0
     current: str = ""
     output: IO[bytes] | None = None
 
     def run(self) -> None:
-        for step in self.steps:
-            self.current = step.title
-            began = time.monotonic()
-            with tempfile.TemporaryDirectory() as cache:
-                command = (*step.arguments, "-o", f"cache_dir={cache}")
-                self.failed, text = self._pytest(step, command)
-                failed = re.findall(r"^(?:FAILED|ERROR) (.*)$", text, re.MULTILINE)
-                repeatable = step.foreign and self.depth == "ci"
-                if self.failed and repeatable and 0 < len(failed) <= REPEATED_MAX:
-                    self.failed, again = self._pytest(step, (*command, "--last-failed"))
-                    text += f"== REPEATED, because they failed: {'; '.join(failed)}\n{again}"
-            took = time.monotonic() - began
-            print(f"{text}== {step.title} (depth: {self.depth}): {took:.0f} s", flush=True)
-            if self.failed:
+        while True:
+            try:
+                step = self.steps.get_nowait()
+            except Empty:
                 return
+            self.failed = self._run_step(step) or self.failed
+
+    def _run_step(self, step: Step) -> int:
+        """The exit code of pytest."""
+        self.current = step.title
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as cache:
+            command = (*step.arguments, "-o", f"cache_dir={cache}")
+            code, text = self._pytest(step, command)
+            failed = re.findall(r"^(?:FAILED|ERROR) (.*)$", text, re.MULTILINE)
+            repeatable = step.foreign and self.depth == "ci"
+            if code and repeatable and 0 < len(failed) <= REPEATED_MAX:
+                code, again = self._pytest(step, (*command, "--last-failed"))
+                text += f"== REPEATED, because they failed: {'; '.join(failed)}\n{again}"
+        took = time.monotonic() - began
+        print(f"{text}== {step.title} (depth: {self.depth}): {took:.0f} s", flush=True)
+        return code
 
     def _pytest(self, step: Step, arguments: Sequence[str]) -> tuple[int, str]:
         """Run pytest; its exit code and its output."""
@@ -97,32 +117,32 @@ class Lane:
         return f"{self.current} {percentage}".strip()
 
 
-def lanes(depth: str) -> list[Lane]:
-    """The lanes of a run at this depth."""
+def steps(depth: str) -> list[Step]:
+    """The steps of a run at this depth, the longest first."""
     compiled = penstock.compiled()
     as_built = {"PENSTOCK_EXPECT": "compiled" if compiled else "pure"}
     core = "compiled core" if compiled else "NO compiled core"
     if depth == "check":
         fast = ["tests/unit", "tests/test_tidy.py", "tests/test_docs.py", "-m", "not slow"]
-        return [Lane([Step(f"fast tests, {core}", [*fast, *PARALLEL], as_built)], depth)]
-    unit = Step(f"unit tests, {core}", ["tests/unit"], as_built)
-    pure = Step(
-        "unit tests, uncompiled",
-        ["tests/unit"],
-        {"PENSTOCK_PURE": "1", "PENSTOCK_EXPECT": "pure"},
-    )
+        return [Step(f"fast tests, {core}", [*fast, *PARALLEL], as_built)]
+    servers = sorted(str(path) for pattern in SERVERS for path in ROOT.glob(pattern))
     others = ["tests", *(f"--ignore=tests/{folder}" for folder in OWN_STEP)]
-    rest = Step("documentation, integration, faults, simulation", others, as_built)
-    client = Step(
-        "Python client on Penstock and Apache servers", ["tests/client"], as_built, foreign=True
-    )
-    compat = Step(
-        "compatibility with Apache clients and servers", ["tests/compat"], as_built, foreign=True
-    )
-    spark = Step("Spark, local and on a cluster", ["tests/spark"], as_built, foreign=True)
-    # Three for two cores: a third of the time of the second and the third lane is spent waiting.
-    first = [unit, *([pure] if compiled else []), rest]
-    return [Lane(first, depth), Lane([compat], depth), Lane([client, spark], depth)]
+    found = [
+        Step(
+            "compatibility with Apache clients",
+            ["tests/compat", *(f"--ignore={path}" for path in servers)],
+            as_built,
+            foreign=True,
+        ),
+        Step("Spark, local and on a cluster", ["tests/spark"], as_built, foreign=True),
+        Step("replication and stores with Apache servers", servers, as_built, foreign=True),
+        Step("Python client on Penstock and Apache servers", ["tests/client"], as_built, True),
+        Step("documentation, integration, faults, simulation", others, as_built),
+    ]
+    if compiled:
+        pure = {"PENSTOCK_PURE": "1", "PENSTOCK_EXPECT": "pure"}
+        found.append(Step("unit tests, uncompiled", ["tests/unit"], pure))
+    return [*found, Step(f"unit tests, {core}", ["tests/unit"], as_built)]
 
 
 def main() -> int:
@@ -131,7 +151,10 @@ def main() -> int:
     depth = parser.parse_args().depth
     # A shell lets its background commands ignore SIGINT, and tests would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    running = lanes(depth)
+    waiting: SimpleQueue[Step] = SimpleQueue()
+    for step in steps(depth):
+        waiting.put(step)
+    running = [Lane(waiting, depth) for _ in range(min(LANES, waiting.qsize()))]
     began = time.monotonic()
     threads = [threading.Thread(target=lane.run) for lane in running]
     for thread in threads:

@@ -13,6 +13,8 @@ from tests.integration.loops import Run, run  # noqa: F401
 from tests.integration.test_broker_service import send
 from tests.integration.test_replication import PROTOCOLS, Pair, assert_equal
 
+MAGIC = layout.MAGIC_V1.to_bytes(4, "big", signed=True)
+
 
 def flip_bit(store: MessageStore, queue_id: int, offset: int) -> int:
     """Damage the CRC of a stored message; returns the size of its record."""
@@ -44,8 +46,8 @@ def test_a_damaged_record_of_the_master_does_not_stop_replication(
 
     async def body() -> None:
         async with pair.broker("master", role=role, slave_timeout_ms=300) as (client, master):
-            for number in range(30):
-                await send(client, number)
+            # At once: as long as there is no slave, each waits for the timeout of a sync_master.
+            await asyncio.gather(*(send(client, number) for number in range(30)))
             damaged = flip_bit(master.broker.context.store, 0, 1)
             async with pair.broker("slave") as (_, slave):
                 await assert_equal(master, slave)
@@ -64,28 +66,36 @@ def test_a_damaged_record_of_the_master_does_not_stop_replication(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("place", [500, 2_001, 5_003])
+@pytest.mark.parametrize(
+    ("record", "place"), [(2, layout.MAGIC_AT), (10, layout.BODY_CRC_AT), (25, layout.SIZE_AT + 3)]
+)
 def test_bytes_that_the_network_damages_are_asked_for_again(
     tmp_path: Path,
     run: Run,  # noqa: F811
     protocol: str,
+    record: int,
     place: int,
 ) -> None:
+    """In a place that a check of the record covers: the CRC of RocketMQ's format is of the body."""
     pair = Pair(tmp_path, protocol=protocol)
     connections: list[asyncio.StreamWriter] = []
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Between the slave and its master; the first connection damages a byte."""
-        passed, first = 0, not connections
+        received, sent = bytearray(), 0
+        first = not connections
         connections.append(writer)
         to_slave, to_master = await asyncio.open_connection("127.0.0.1", pair.ha_port)
         back = asyncio.ensure_future(pump(reader, to_master))
         with contextlib.suppress(ConnectionError):
-            while data := bytearray(await to_slave.read(4_096)):
-                if first and passed <= place < passed + len(data):
-                    data[place - passed] ^= 0x04
-                passed += len(data)
-                writer.write(data)
+            while data := await to_slave.read(65_536):
+                received += data
+                if first and received.count(MAGIC) > record:
+                    received[place_of(received, record) + place] ^= 0x04
+                    first = False
+                if not first or MAGIC not in received:  # all records follow at once
+                    writer.write(received[sent:])
+                    sent = len(received)
         back.cancel()
         writer.close()
         to_master.close()
@@ -108,3 +118,11 @@ def test_bytes_that_the_network_damages_are_asked_for_again(
         server.close()
 
     run(body())
+
+
+def place_of(received: bytearray, record: int) -> int:
+    """Where a record begins among the received bytes."""
+    at = -1
+    for _ in range(record + 1):
+        at = received.index(MAGIC, at + 1)
+    return at - layout.MAGIC_AT

@@ -286,6 +286,8 @@ class Server:
             wait_ms = min(wait_ms, settings.replication.slave_timeout_ms)
         deadline_ms = self.now_ms() + wait_ms
         self.memory.used += len(reply.data)
+        if not self._flush_waits:
+            self.tick_at(deadline_ms)
         self._flush_waits.append(_FlushWait(reply.offset, deadline_ms, connection, reply))
 
     def after_work(self) -> None:
