@@ -40,8 +40,8 @@ class Servers(NamedTuple):
     """A NameServer, a controller and two brokers of Apache."""
 
     names: penstock.NameServer
-    controller: penstock.Controller
-    brokers: dict[str, apache.Broker]
+    controller: penstock.Controller | apache.Controller
+    brokers: dict[str, Any]
     """By their address."""
 
     def replicas(self) -> dict[str, Any]:
