@@ -41,6 +41,7 @@ from penstock.server.request_loop import RequestLoop
 from penstock.server.route_queries import RouteQueries
 from penstock.server.server import Server
 from penstock.server.server_metrics import (
+    add_contact_metrics,
     add_process_metrics,
     add_registration_metrics,
     add_server_metrics,
@@ -405,6 +406,8 @@ class BrokerService:
         registry = broker_metrics(broker)
         add_server_metrics(registry, self._server, broker.router.refusals)
         add_registration_metrics(registry, self._registration.states)
+        if self.contact is not None:
+            add_contact_metrics(registry, self.contact)
         add_process_metrics(registry)
         self._probe = await serve_probe(config.host, port, registry, self._not_ready)
 
