@@ -12,6 +12,8 @@ from penstock.errors import StoreDamaged
 FIRST_ID = 1
 """The id of the first replica. Brokers tell a controller other ids than the NameServers: there the
 master has the id 0."""
+HISTORY_MAX = 20
+"""Elections that are kept."""
 
 
 class ReplicaRecord(msgspec.Struct, frozen=True):
@@ -20,6 +22,16 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
     address: str
     check_code: str
     """What the broker said when it was given the id; it repeats that if the response was lost."""
+
+
+class Election(msgspec.Struct, frozen=True):
+    """Who became the master, when and why."""
+
+    epoch: int
+    master_id: int | None
+    """None if no replica could be elected: there is no master since then."""
+    time_ms: int
+    reason: str
 
 
 class BrokerSet(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -36,6 +48,8 @@ class BrokerSet(msgspec.Struct, frozen=True, omit_defaults=True):
     """Ids of the replicas that have every acknowledged message, sorted; the master among them.
     Without a master: those that may become it."""
     in_sync_epoch: int = 0
+    history: tuple[Election, ...] = ()
+    """The last elections, the newest at the end."""
 
     @property
     def master_address(self) -> str | None:
