@@ -8,10 +8,15 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.errors import StoreDamaged
+from penstock.rpc.answers import ClientId
 
 FIRST_ID = 1
 """The id of the first replica. Brokers tell a controller other ids than the NameServers: there the
 master has the id 0."""
+HEARTBEAT_MS = 10_000
+"""A broker without a heartbeat for this long is dead, unless its heartbeats say otherwise."""
+REPLICAS_MAX = 128
+"""Replicas of a broker set."""
 HISTORY_MAX = 20
 """Elections that are kept."""
 
@@ -50,6 +55,8 @@ class BrokerSet(msgspec.Struct, frozen=True, omit_defaults=True):
     in_sync_epoch: int = 0
     history: tuple[Election, ...] = ()
     """The last elections, the newest at the end."""
+    writes: tuple[str, ...] = ()
+    """Numbers of the last writes, by which a store finds a write whose answer was lost."""
 
     @property
     def master_address(self) -> str | None:
@@ -85,3 +92,17 @@ class LiveReplica(NamedTuple):
 
 Living = Mapping[int, LiveReplica]
 """The replicas of one broker set that are alive, by id."""
+
+
+class Heartbeat(NamedTuple):
+    """A heartbeat of a replica."""
+
+    name: str
+    replica_id: int
+    address: str
+    """Where others reach the replica."""
+    live: LiveReplica
+    timeout_ms: int
+    """Without another heartbeat for this long, the replica is dead."""
+    client: ClientId
+    """The connection that carried it."""

@@ -21,6 +21,7 @@ import msgspec
 from penstock.controller.broker_set import (
     FIRST_ID,
     HISTORY_MAX,
+    REPLICAS_MAX,
     BrokerSet,
     Election,
     LiveReplica,
@@ -75,6 +76,13 @@ def apply_id(
             state,
             ResponseCode.CONTROLLER_BROKER_ID_INVALID,
             f"the id {replica_id} of {name} belongs to {known.address}",
+        )
+    if len(state.replicas) >= REPLICAS_MAX:
+        return _refused(
+            state,
+            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+            f"{name} has {len(state.replicas)} replicas, the limit is {REPLICAS_MAX}; remove those "
+            "that do not exist any more (cleanBrokerMetadata)",
         )
     if replica_id != state.next_id:
         return _refused(
