@@ -100,7 +100,13 @@ class SharedLiveness(Protocol):
 class LocalLiveness:
     """A `Liveness` by the heartbeats that this controller gets."""
 
-    def __init__(self, clock: Clock, shared: SharedLiveness | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        shared: SharedLiveness | None = None,
+        processes: ProcessCheck | None = None,
+    ) -> None:
+        """`processes` replaces the real check in tests."""
         self.deaths: asyncio.Queue[Death] = asyncio.Queue()
         self._clock = clock
         self._shared = shared
@@ -109,7 +115,7 @@ class LocalLiveness:
         """Replicas that have died since the start, and why."""
         self._tick_ms = self._clock.monotonic_ms()
         self._started_ms = self._tick_ms
-        self._processes = ProcessCheck(clock)
+        self._processes = processes or ProcessCheck(clock)
         self._suspected: set[ReplicaKey] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
 
