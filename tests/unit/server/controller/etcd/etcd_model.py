@@ -70,7 +70,7 @@ class EtcdModel:
     def expire(self, lease: int) -> None:
         """A lease is over."""
         self.leases.discard(lease)
-        for key in [key for key, found in self.keys.items() if found["lease"] == lease]:
+        for key in [key for key, found in self.keys.items() if int(found["lease"]) == lease]:
             self.delete(key)
 
     # --- requests
@@ -132,9 +132,7 @@ class EtcdModel:
                 responses.append({"response_txn": inner})
             elif kind == "request_put":
                 changed = True
-                self._put(
-                    _bytes(request["key"]), _bytes(request["value"]), int(request["lease"])
-                )
+                self._put(_bytes(request["key"]), _bytes(request["value"]), int(request["lease"]))
                 responses.append({"response_put": {}})
             else:
                 changed = self.keys.pop(_bytes(request["key"]), None) is not None or changed
