@@ -56,7 +56,7 @@ class Watch:
         clock: Clock,
         *,
         address: str,
-        tick_ms: int = TICK_MS,
+        tick_ms: int | None = None,
     ) -> None:
         """`address` of this controller is the value of its own key."""
         self._client = client
@@ -64,7 +64,7 @@ class Watch:
         self._view = view
         self._clock = clock
         self._address = address.encode()
-        self._tick_ms = tick_ms
+        self._tick_ms = tick_ms or TICK_MS
         self._lease = 0
         self._own = keys.controller(secrets.randbelow(LEASE_MAX) + 1)
         self._revision = 0

@@ -27,8 +27,8 @@ class EtcdModel:
         self.leases: set[int] = set()
         self.calls: list[str] = []
         self.repeat: list[Callable[[str], bool]] = []
-        """Each of these, if it says so for a path, lets the request be executed twice, as the client
-        does when an answer is lost. It is removed then."""
+        """If one of these says so for a path, the request is executed twice, as when an answer is
+        lost. It is removed then."""
         self.before: list[Callable[[], None]] = []
         """Called before the next requests, one each."""
         self.down = False

@@ -221,6 +221,13 @@ def chunked(*parts: bytes) -> Step:
     return step
 
 
+async def read_line(client: EtcdClient) -> None:
+    """Read a line, and complain about it."""
+    async with client.stream("/v3/watch", {}) as stream:
+        async for line in stream:
+            raise HttpError(line.decode(), sent=True)
+
+
 def test_lines_of_a_stream_may_be_cut_anywhere() -> None:
     lines = b'{"header":{"revision":"1"}}\n\n{"header":{"revision":"2"}}\n'
     step = chunked(*(bytes([byte]) for byte in lines))
@@ -241,9 +248,7 @@ def test_lines_of_a_stream_may_be_cut_anywhere() -> None:
 def test_a_broken_stream_leaves_the_member() -> None:
     async def main(client: EtcdClient, servers: list[ScriptedServer]) -> None:
         with pytest.raises(EtcdError):
-            async with client.stream("/v3/watch", {}) as stream:
-                async for line in stream:
-                    raise HttpError(line.decode(), sent=True)
+            await read_line(client)
         assert await revision(client) == 7
         assert len(servers[1].received) == 1
 
@@ -255,8 +260,6 @@ def test_a_line_that_is_too_long_ends_the_stream(monkeypatch: pytest.MonkeyPatch
 
     async def main(client: EtcdClient, servers: list[ScriptedServer]) -> None:
         with pytest.raises(EtcdError, match="longer than 1000 bytes"):
-            async with client.stream("/v3/watch", {}) as stream:
-                async for _ in stream:
-                    pass
+            await read_line(client)
 
     run(main, (chunked(b"x" * 1001),))
