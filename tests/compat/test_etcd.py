@@ -21,7 +21,7 @@ from tests.client.proxy import Proxy
 from tests.depth import rounds
 
 from .etcd_cluster import EtcdCluster
-from .etcd_controllers import LossyProxy, BareController, controller, until
+from .etcd_controllers import BareController, LossyProxy, controller, until
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
@@ -171,8 +171,8 @@ class Heartbeats:
         while True:
             for one in self.alive:
                 beat = Heartbeat("b", one, f"127.0.0.1:{one}", LiveReplica(), TIMEOUT_MS, one)
-                for controller in self._controllers:
-                    controller.states.heartbeat(beat)
+                for hearing in self._controllers:
+                    hearing.states.heartbeat(beat)
             await asyncio.sleep(0.2)
 
 
@@ -204,9 +204,7 @@ def test_a_silent_master_is_replaced_once(etcd: EtcdCluster, prefix: str) -> Non
     asyncio.run(main())
 
 
-def test_a_replica_lives_while_any_controller_hears_from_it(
-    etcd: EtcdCluster, prefix: str
-) -> None:
+def test_a_replica_lives_while_any_controller_hears_from_it(etcd: EtcdCluster, prefix: str) -> None:
     async def main() -> None:
         async with (
             controller(etcd.endpoints, 1, etcd_prefix=prefix) as one,
