@@ -123,14 +123,6 @@ class EtcdClient:
         self._open.clear()
         self._idle.clear()
 
-    async def check(self) -> None:
-        """Raise EtcdRefused if user and password are wrong; other errors may end."""
-        try:
-            await self._headers(self._clock.monotonic_ms() + self._call_ms)
-        except (HttpError, TimeoutError) as error:
-            self.figures.error = str(error)
-            self.leave()
-
     async def call(self, path: str, message: Any, kind: type[T]) -> T:
         """The answer to a request. Raises EtcdRefused, EtcdError or EtcdOutcomeUnknown."""
         body = msgspec.json.encode(message)

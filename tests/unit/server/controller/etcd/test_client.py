@@ -197,12 +197,12 @@ def test_a_token_that_stays_invalid_is_a_refusal() -> None:
     run(main, script, user="u", password="p")
 
 
-def test_a_wrong_password_is_reported_at_the_start() -> None:
+def test_a_wrong_password_is_reported() -> None:
     wrong = reply({"code": 3, "message": "authentication failed"}, 400)
 
     async def main(client: EtcdClient, servers: list[ScriptedServer]) -> None:
         with pytest.raises(EtcdRefused, match="authentication failed") as caught:
-            await client.check()
+            await revision(client)
         assert "controller.etcd_password" in caught.value.hint
 
     run(main, (wrong,), user="u", password="p")
