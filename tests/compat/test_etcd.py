@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +21,13 @@ from penstock.server.controller.etcd import watch as watch_module
 from penstock.server.controller.living_replicas import ReplicaKey
 from tests.client.proxy import Proxy
 from tests.depth import rounds
+from tests.integration.test_controller import NAME as BROKER
+from tests.integration.test_controller import controller as listening_controller
+from tests.integration.test_controller import join, until_master, until_told
+from tests.integration.toy_broker import ToyBroker, describe
 
 from .etcd_cluster import EtcdCluster
-from .etcd_controllers import BareController, LossyProxy, controller, until
+from .etcd_controllers import WAIT_S, BareController, LossyProxy, controller, until
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
@@ -221,6 +227,37 @@ def test_a_replica_lives_while_any_controller_hears_from_it(etcd: EtcdCluster, p
                 assert sorted(await one.liveness.living("b")) == [1, 2]
                 found = two.backend.view.replicas.values()
                 assert lease in {replica.lease for replica in found}
+
+    asyncio.run(main())
+
+
+def test_all_controllers_know_the_new_master_and_one_tells_the_replicas(
+    etcd: EtcdCluster, prefix: str, tmp_path: Path
+) -> None:
+    """The process of the master ends; its timeout is too long to be the reason."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            settings = {"etcd": etcd.endpoints, "etcd_prefix": prefix}
+            one, two = [
+                await stack.enter_async_context(listening_controller(tmp_path, **settings))
+                for _ in range(2)
+            ]
+            first, second, third = [
+                await stack.enter_async_context(ToyBroker(BROKER, [one, two], timeout_ms=600_000))
+                for _ in range(3)
+            ]
+            await join(first, second, third)
+            await first.end()
+            async with asyncio.timeout(WAIT_S):
+                while (found := await describe(one, BROKER))["masterEpoch"] < 2:
+                    await asyncio.sleep(0.01)
+            master = second if found["masterBrokerId"] == second.id else third
+            assert found == await until_master(two, master, 2)
+            assert found["electionHistory"][-1]["reason"].startswith("replica 1 is dead")
+            for broker in (second, third):
+                await until_told(broker, 2)
+                assert len([one for one in broker.told if one["masterEpoch"] == "2"]) == 1
 
     asyncio.run(main())
 

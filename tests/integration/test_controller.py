@@ -29,7 +29,7 @@ WAIT_S = 20.0
 
 @contextlib.asynccontextmanager
 async def controller(data: Path, **values: Any) -> AsyncIterator[str]:
-    """The address of a controller over files."""
+    """The address of a controller over files, or over etcd if `values` say so."""
     access = values.pop("access", AccessConfig())
     config = ControllerConfig(port=free_port(), data=str(data), **{"probe_port": 0, **values})
     service = ControllerService(Settings(controller=config, access=access))

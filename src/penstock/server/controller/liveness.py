@@ -196,7 +196,12 @@ class LocalLiveness:
 
     async def _try_address(self, noted: Heartbeats) -> None:
         """Find out whether the address of a replica can be reached."""
-        if await self._processes.dial(noted.address) is True:
+
+        def is_open() -> bool:
+            found = self._replicas.find(noted.key)
+            return found is not None and found.client == noted.client and not found.reachable
+
+        if await self._processes.has_started(noted.address, is_open):
             found = self._replicas.find(noted.key)
             if found is not None and found.address == noted.address:
                 found.reachable = True

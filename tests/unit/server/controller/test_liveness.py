@@ -198,6 +198,23 @@ def test_a_refused_connection_counts_only_if_the_address_was_reachable_before() 
     run(main)
 
 
+def test_a_broker_may_send_heartbeats_before_it_listens() -> None:
+    """Apache's brokers do."""
+
+    async def main(f: Fixture) -> None:
+        f.processes.found["host-1:1"] = False
+        f.heartbeat(client=1)
+        await f.elapse(TICK_MS)
+        f.processes.found["host-1:1"] = True
+        await f.elapse(1_000)
+        f.processes.found["host-1:1"] = False
+        f.liveness.disconnected(1)
+        await f.elapse(TICK_MS)
+        assert f.deaths() == [(1, REFUSED)]
+
+    run(main)
+
+
 def test_a_replica_from_which_another_controller_has_heard_since_is_not_dead() -> None:
     shared = SharedRecords()
 
