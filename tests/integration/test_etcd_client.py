@@ -14,8 +14,7 @@ from penstock.server.controller.etcd import http_connection
 from penstock.server.controller.etcd.client import EtcdClient, parse
 from penstock.server.controller.etcd.http_connection import HttpError
 from penstock.server.controller.etcd.messages import PutAnswer
-
-from .scripted_server import (
+from tests.integration.scripted_server import (
     Received,
     ScriptedServer,
     Step,
