@@ -1,5 +1,6 @@
 """The decisions of a controller: ids, elections, in-sync sets."""
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -7,6 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from penstock.controller import decisions
 from penstock.controller.broker_set import (
+    HISTORY_MAX,
+    REPLICAS_MAX,
     BrokerSet,
     LiveReplica,
     Living,
@@ -19,6 +22,7 @@ from penstock.wire.codes import ResponseCode
 from tests.depth import rounds
 
 NAME = "b"
+NOW_MS = 1_700_000_000_000
 
 
 def alive(*ids: int) -> Living:
@@ -56,6 +60,13 @@ def test_ids_are_given_in_order_and_once() -> None:
     assert decisions.next_id(second) == 3
 
 
+def test_the_number_of_replicas_is_limited() -> None:
+    full = broker_set(REPLICAS_MAX)
+    refused = decisions.apply_id(full, "c", NAME, full.next_id, "x:1;1")
+    assert (refused.code, refused.changed) == (ResponseCode.CONTROLLER_BROKER_ID_INVALID, False)
+    assert str(REPLICAS_MAX) in refused.remark
+
+
 def test_the_first_id_of_an_unknown_set_is_1() -> None:
     refused = decisions.apply_id(None, "c", NAME, 2, "a:1;1")
     assert refused.code == ResponseCode.CONTROLLER_BROKER_ID_INVALID
@@ -75,14 +86,16 @@ def test_a_replica_may_move_to_another_address() -> None:
 
 def test_the_first_replica_that_asks_is_the_first_master() -> None:
     state = broker_set(2, master=None, in_sync=(), epoch=0)
-    elected = decisions.elect(state, NAME, {}, asking=2)
+    elected = decisions.elect(state, NAME, {}, asking=2, now_ms=NOW_MS)
     assert elected.elected
     assert (after(elected).master_id, after(elected).master_epoch) == (2, 1)
     assert after(elected).in_sync == (2,)
 
 
 def test_a_living_master_stays() -> None:
-    kept = decisions.elect(broker_set(2, in_sync=(1, 2)), NAME, alive(1, 2), asking=2)
+    kept = decisions.elect(
+        broker_set(2, in_sync=(1, 2)), NAME, alive(1, 2), asking=2, now_ms=NOW_MS
+    )
     assert (kept.code, kept.changed) == (ResponseCode.CONTROLLER_MASTER_STILL_EXIST, False)
 
 
@@ -94,36 +107,73 @@ def test_the_replica_with_the_highest_epoch_and_the_longest_log_is_elected() -> 
         4: LiveReplica(epoch=2, max_offset=200, priority=2),
         5: LiveReplica(epoch=2, max_offset=200, priority=1),
     }
-    elected = decisions.elect(state, NAME, living)
+    elected = decisions.elect(state, NAME, living, now_ms=NOW_MS)
     assert (after(elected).master_id, after(elected).master_epoch) == (5, 2)
     assert (after(elected).in_sync, after(elected).in_sync_epoch) == ((5,), 2)
 
 
 def test_a_replica_outside_of_the_in_sync_set_is_elected_only_by_an_unclean_election() -> None:
     state = broker_set(2, in_sync=(1,))
-    failed = decisions.elect(state, NAME, alive(2), asking=2)
+    failed = decisions.elect(state, NAME, alive(2), asking=2, now_ms=NOW_MS)
     assert (failed.code, failed.changed) == (ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, False)
-    without = decisions.elect(state, NAME, alive(2))
+    without = decisions.elect(state, NAME, alive(2), now_ms=NOW_MS)
     assert without.code == ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE
     assert (after(without).master_id, after(without).in_sync) == (None, (1,))
-    back = decisions.elect(after(without), NAME, alive(1, 2), asking=1)
+    back = decisions.elect(after(without), NAME, alive(1, 2), asking=1, now_ms=NOW_MS)
     assert after(back).master_id == 1
-    unclean = decisions.elect(state, NAME, alive(2), unclean=True)
+    unclean = decisions.elect(state, NAME, alive(2), unclean=True, now_ms=NOW_MS)
     assert after(unclean).master_id == 2
 
 
 def test_a_designated_replica_replaces_a_living_master() -> None:
     state = broker_set(3, in_sync=(1, 2))
-    chosen = decisions.elect(state, NAME, alive(1, 2, 3), asking=2, designated=True)
+    chosen = decisions.elect(state, NAME, alive(1, 2, 3), asking=2, designated=True, now_ms=NOW_MS)
     assert after(chosen).master_id == 2
-    refused = decisions.elect(state, NAME, alive(1, 2, 3), asking=3, designated=True)
+    refused = decisions.elect(state, NAME, alive(1, 2, 3), asking=3, designated=True, now_ms=NOW_MS)
     assert refused.code == ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
 
 
 @pytest.mark.parametrize("asking", [None, 7])
 def test_an_unknown_broker_set_has_no_election(asking: int | None) -> None:
-    refused = decisions.elect(None, NAME, alive(7), asking=asking)
+    refused = decisions.elect(None, NAME, alive(7), asking=asking, now_ms=NOW_MS)
     assert refused.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+
+
+# --- the history
+
+
+def test_the_history_names_the_reasons() -> None:
+    state = broker_set(3, master=None, in_sync=(), epoch=0)
+    state = after(decisions.elect(state, NAME, {}, asking=1, now_ms=1))
+    state = msgspec.structs.replace(state, in_sync=(1, 2))
+    state = after(decisions.elect(state, NAME, alive(2), why_dead="no heartbeats", now_ms=2))
+    state = msgspec.structs.replace(state, in_sync=(1, 2))
+    designated = decisions.elect(state, NAME, alive(1, 2), asking=1, designated=True, now_ms=3)
+    state = after(decisions.elect(after(designated), NAME, alive(2), now_ms=4))
+    state = after(decisions.elect(state, NAME, alive(2), asking=2, unclean=True, now_ms=5))
+    assert [(one.epoch, one.master_id, one.time_ms, one.reason) for one in state.history] == [
+        (1, 1, 1, "first master"),
+        (2, 2, 2, "replica 1 is dead: no heartbeats"),
+        (3, 1, 3, "asked for by an operator"),
+        (3, None, 4, "replica 1 is dead; no other member of the in-sync set is alive"),
+        (4, 2, 5, "there was no master; unclean: replica 2 was not in the in-sync set"),
+    ]
+
+
+def test_the_history_is_limited() -> None:
+    state = broker_set(2, in_sync=(1, 2))
+    for number in range(HISTORY_MAX + 5):
+        state = msgspec.structs.replace(state, in_sync=(1, 2))
+        other = alive(2 if state.master_id == 1 else 1)
+        state = after(decisions.elect(state, NAME, other, now_ms=number))
+    assert len(state.history) == HISTORY_MAX
+    assert state.history[-1].time_ms == HISTORY_MAX + 4
+
+
+def test_a_state_without_a_history_can_be_read() -> None:
+    """As written by earlier versions."""
+    data = b'{"cluster":"c","name":"b","replicas":{},"next_id":1}'
+    assert decode_broker_set(data).history == ()
 
 
 # --- the in-sync set
@@ -224,7 +274,11 @@ class ControllerMachine(RuleBasedStateMachine):
     @rule(asking=st.none() | st.integers(1, 4), designated=st.booleans())
     def elect(self, asking: int | None, designated: bool) -> None:
         living = alive(*self.living)
-        self.take(decisions.elect(self.state, NAME, living, asking=asking, designated=designated))
+        self.take(
+            decisions.elect(
+                self.state, NAME, living, asking=asking, designated=designated, now_ms=NOW_MS
+            )
+        )
 
     @rule(
         members=st.sets(st.integers(1, 5)),
