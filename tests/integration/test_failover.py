@@ -225,6 +225,9 @@ def test_an_operator_moves_the_master(tmp_path: Path, run: Run) -> None:  # noqa
                 plan = await admin.plan_promotion("broker-a", slaves[0].broker.id)
                 assert plan.controllers == (f"127.0.0.1:{brokers.controller_port}",)
                 assert await admin.promote(plan) == ()
+                elections = await admin.elections()
+                assert [one.epoch for one in elections] == [1, 2]
+                assert elections[1].master_id == slaves[0].broker.id
             second = await brokers.await_master(besides=first)
             assert f":{brokers.settings(second).broker.port}" in slaves[0].broker.address
             await brokers.await_in_sync(3)

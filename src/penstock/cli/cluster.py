@@ -1,6 +1,8 @@
 """`penstock cluster …`: the replicas of a cluster."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -16,7 +18,7 @@ from penstock.cli.remote import (
 from penstock.errors import Refused
 
 if TYPE_CHECKING:
-    from penstock.client.admin.async_admin import PromotionPlan, ReplicaStatus
+    from penstock.client.admin.async_admin import Election, PromotionPlan, ReplicaStatus
 
 T = TypeVar("T")
 
@@ -54,6 +56,34 @@ def status(cluster: ClusterOptions, in_cluster: str | None, as_json: bool) -> No
     named = {replica.broker.name for replica in replicas}
     for name in sorted(named - {r.broker.name for r in replicas if r.broker.is_master}):
         print(f"{name} has no master")
+
+
+@cluster.command()
+@cluster_options
+@click.option("-c", "--cluster", "in_cluster", help="Only brokers of this cluster.")
+@json_option
+def elections(cluster: ClusterOptions, in_cluster: str | None, as_json: bool) -> None:
+    """Show the last elections of masters by controllers, the newest last."""
+
+    async def work() -> "tuple[Election, ...]":
+        async with cluster.admin() as admin:
+            return await admin.elections(in_cluster)
+
+    found = run(work())
+    if as_json:
+        print_json([asdict(election) for election in found])
+        return
+    rows = [
+        (
+            one.broker,
+            str(one.epoch),
+            str(one.master_id),
+            datetime.fromtimestamp(one.time_ms / 1000).isoformat(" ", "milliseconds"),
+            one.reason,
+        )
+        for one in found
+    ]
+    print_table(("BROKER", "EPOCH", "MASTER", "TIME", "REASON"), rows)
 
 
 @cluster.command()

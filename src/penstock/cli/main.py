@@ -20,7 +20,10 @@ from penstock.version import VERSION
 COMMANDS = {
     "acl": ("penstock.cli.acl:acl", "Manage access rules: grant, deny, list, get, delete."),
     "broker": ("penstock.cli.broker_command:broker", "Run a broker."),
-    "cluster": ("penstock.cli.cluster:cluster", "Inspect masters and slaves: status, promote."),
+    "cluster": (
+        "penstock.cli.cluster:cluster",
+        "Inspect masters and slaves: status, elections, promote.",
+    ),
     "controller": ("penstock.cli.controller:controller", "Run a controller."),
     "demo": (
         "penstock.cli.demo.demo_command:demo",

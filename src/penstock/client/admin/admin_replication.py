@@ -5,10 +5,14 @@ from dataclasses import dataclass, replace
 
 from penstock.client.admin.admin_cluster import ClusterAdmin, read_runtime_info
 from penstock.client.admin.admin_values import BrokerAddress, BrokerRuntimeInfo
-from penstock.errors import PenstockError
+from penstock.errors import PeerError, PenstockError
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import KVTable
-from penstock.wire.bodies.cluster_bodies import EpochEntryCache, HARuntimeInfo
+from penstock.wire.bodies.cluster_bodies import (
+    BrokerReplicasInfoWithHistory,
+    EpochEntryCache,
+    HARuntimeInfo,
+)
 from penstock.wire.codes import RequestCode, ResponseCode
 
 UNSUPPORTED = (
@@ -17,6 +21,18 @@ UNSUPPORTED = (
     ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
 )
 """The answers of a broker that may not know a request, or has no epochs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Election:
+    """One election of a master by controllers."""
+
+    broker: str
+    epoch: int
+    master_id: int
+    """The id that the controllers have given to the master."""
+    time_ms: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +79,38 @@ class ReplicationAdmin(ClusterAdmin):
         """All masters and slaves, sorted by name and id."""
         answers = await self.for_each(sorted(await self.brokers(cluster)), self._ask_replica)
         return tuple(_statuses(answers))
+
+    async def elections(self, cluster: str | None = None) -> tuple[Election, ...]:
+        """The last elections of the brokers whose masters controllers elect, the newest last.
+
+        Apache's controllers do not keep them.
+        """
+        found = []
+        controllers = {one.broker.name: one.controllers for one in await self.replicas(cluster)}
+        for name, addresses in sorted(controllers.items()):
+            if addresses:
+                found += await self._elections_of(name, addresses)
+        return tuple(found)
+
+    async def _elections_of(self, name: str, controllers: Sequence[str]) -> list[Election]:
+        """As the first controller that answers tells them."""
+        body = fastjson.encode([name])
+        code = RequestCode.CONTROLLER_GET_SYNC_STATE_DATA
+        problem: PenstockError | None = None
+        for address in controllers:
+            try:
+                answer = await self.ask(address, code, body=body)
+            except PeerError as error:
+                problem = error
+                continue
+            table = fastjson.decode(answer.body, BrokerReplicasInfoWithHistory).replicas_info_table
+            history = table[name].election_history if name in table else []
+            return [
+                Election(name, one.epoch, one.master_broker_id, one.time_ms, one.reason)
+                for one in history
+            ]
+        assert problem is not None
+        raise problem
 
     async def _ask_replica(self, broker: BrokerAddress) -> _Answers:
         address = broker.address

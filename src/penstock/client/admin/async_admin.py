@@ -11,7 +11,7 @@ from penstock.client.admin.admin_groups import GroupChanges
 from penstock.client.admin.admin_messages import MessageAdmin
 from penstock.client.admin.admin_offsets import OffsetAdmin, ResetTo
 from penstock.client.admin.admin_promotion import PromotionAdmin, PromotionPlan
-from penstock.client.admin.admin_replication import ReplicaStatus
+from penstock.client.admin.admin_replication import Election, ReplicaStatus
 from penstock.client.admin.admin_values import (
     BrokerAddress,
     BrokerFigures,
@@ -46,6 +46,7 @@ __all__ = [
     "BrokerState",
     "ClusterState",
     "DirectResult",
+    "Election",
     "GroupChanges",
     "GroupInfo",
     "GroupMembers",

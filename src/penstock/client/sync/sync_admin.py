@@ -80,6 +80,7 @@ class Admin(SyncClient[AsyncAdmin]):
 
     cluster = blocking(AsyncAdmin.cluster)
     replicas = blocking(AsyncAdmin.replicas)
+    elections = blocking(AsyncAdmin.elections)
     plan_promotion = blocking(AsyncAdmin.plan_promotion)
     promote = blocking(AsyncAdmin.promote)
     broker_runtime_info = blocking(AsyncAdmin.broker_runtime_info)
