@@ -216,6 +216,8 @@ class TlsListener(Listener):
         self._waiting.pop(waiting).cancel()
         self._loop.remove_reader(waiting)
         task = asyncio.ensure_future(self._accept_protocol(waiting, secure=secure))
+        # Also if it is cancelled before it has begun.
+        task.add_done_callback(lambda done: waiting.close() if done.cancelled() else None)
         if not secure:
             self._plain.add(task)
             task.add_done_callback(self._plain.discard)
@@ -240,9 +242,6 @@ class TlsListener(Listener):
                 )
             else:
                 await self._loop.connect_accepted_socket(self._factory, accepted)
-        except asyncio.CancelledError:
-            accepted.close()
-            raise
         except (OSError, TlsError) as error:  # the ssl module's errors are OSErrors
             self.refused += 1
             level = logging.WARNING if isinstance(error, TlsError) else logging.INFO
