@@ -85,6 +85,20 @@ async def listen(
     )
 
 
+class _Accepted:
+    """A connection whose protocol is being made."""
+
+    def __init__(self, accepted: socket.socket) -> None:
+        self.socket = accepted
+        self.has_transport = False
+
+    def close_if_cancelled(self, task: asyncio.Task[None]) -> None:
+        """The task may have ended before it began. A transport closes its socket itself, and would
+        never tell its protocol if somebody else did."""
+        if task.cancelled() and not self.has_transport:
+            self.socket.close()
+
+
 class PlainListener(Listener):
     """Accepts plain connections only."""
 
@@ -215,9 +229,9 @@ class TlsListener(Listener):
             return
         self._waiting.pop(waiting).cancel()
         self._loop.remove_reader(waiting)
-        task = asyncio.ensure_future(self._accept_protocol(waiting, secure=secure))
-        # Also if it is cancelled before it has begun.
-        task.add_done_callback(lambda done: waiting.close() if done.cancelled() else None)
+        accepted = _Accepted(waiting)
+        task = asyncio.ensure_future(self._accept_protocol(accepted, secure=secure))
+        task.add_done_callback(accepted.close_if_cancelled)
         if not secure:
             self._plain.add(task)
             task.add_done_callback(self._plain.discard)
@@ -228,20 +242,26 @@ class TlsListener(Listener):
         self._handshakes[task] = None
         task.add_done_callback(lambda done: self._handshakes.pop(done, None))
 
-    async def _accept_protocol(self, accepted: socket.socket, *, secure: bool) -> None:
+    async def _accept_protocol(self, connection: _Accepted, *, secure: bool) -> None:
+        accepted = connection.socket
         name = _name(accepted)
+
+        def factory() -> asyncio.BaseProtocol:
+            connection.has_transport = True
+            return self._factory()
+
         try:
             if secure:
                 context = self.tls.context or await asyncio.to_thread(self.tls.make_context)
                 await self._loop.connect_accepted_socket(
-                    self._factory,
+                    factory,
                     accepted,
                     ssl=context,
                     ssl_handshake_timeout=HANDSHAKE_SECONDS,
                     ssl_shutdown_timeout=SHUTDOWN_SECONDS,
                 )
             else:
-                await self._loop.connect_accepted_socket(self._factory, accepted)
+                await self._loop.connect_accepted_socket(factory, accepted)
         except (OSError, TlsError) as error:  # the ssl module's errors are OSErrors
             self.refused += 1
             level = logging.WARNING if isinstance(error, TlsError) else logging.INFO
