@@ -150,7 +150,9 @@ class TlsListener(Listener):
             listening.close()
         for waiting in list(self._waiting):
             self._stop_waiting(waiting)
-        for task in (*self._plain, *self._handshakes):
+        # Plain connections are made in the next loop iteration, and their protocols close them then.
+        # uvloop does not tell the protocol of a connection that is cancelled just when it is made.
+        for task in self._handshakes:
             task.cancel()
         tasks = (self._watch, *self._plain, *self._handshakes)
         await asyncio.gather(*tasks, return_exceptions=True)
