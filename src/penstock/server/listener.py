@@ -150,7 +150,7 @@ class TlsListener(Listener):
             listening.close()
         for waiting in list(self._waiting):
             self._stop_waiting(waiting)
-        # Plain connections are made in the next loop iteration, and their protocols close them then.
+        # Plain connections are made in the next loop iteration, and closed by their protocols.
         # uvloop does not tell the protocol of a connection that is cancelled just when it is made.
         for task in self._handshakes:
             task.cancel()
