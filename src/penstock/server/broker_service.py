@@ -145,7 +145,7 @@ class BrokerService:
         assert self._observer is not None
         role.replication = self._observer.state
         if not role.slave:
-            role.epoch = replication.epoch
+            role.epoch = replication.registered_epoch
             role.ha_address = self._ha_address(address) if replication.listening else ""
         role.change = RoleChanges(
             self.settings,
