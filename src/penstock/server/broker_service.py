@@ -117,6 +117,7 @@ class BrokerService:
         self._broker = broker
         try:
             self._registration = self._make_registration(broker, address)
+            self._accept_roles(broker)
             await self._listen(broker, address, self._registration)
             await replication.start(broker, self.server.after_work, _signer(broker, self._clock))
             self._observer = ReplicationObserver(self.settings, replication, self._clock)
@@ -147,11 +148,14 @@ class BrokerService:
         if not role.slave:
             role.epoch = replication.registered_epoch
             role.ha_address = self._ha_address(address) if replication.listening else ""
-        role.change = RoleChanges(
+
+    def _accept_roles(self, broker: Broker) -> None:
+        """Let others change the role of this broker, from its first request on."""
+        broker.role.change = RoleChanges(
             self.settings,
             self._configured,
             broker,
-            replication,
+            self.replication,
             self._clock,
             self._restart_soon,
         ).change
