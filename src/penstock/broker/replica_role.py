@@ -105,7 +105,7 @@ class RoleChange(NamedTuple):
     master_address: str
     """Where it serves clients."""
     epoch: int
-    """The epoch that it begins; 0 without epochs."""
+    """The epoch that it begins; without epochs, the time of the promotion in seconds."""
     role: str
     """sync_master or async_master."""
     log_end: int = 0
@@ -137,8 +137,8 @@ class ReplicaRole:
         self.steps_down = False
         """The role is given to another replica: tables are not changed any more."""
         self.epoch = 0
-        """The epoch of a master; 0 without epochs. NameServers prefer the master with the greater
-        one."""
+        """The epoch of a master, or without epochs the time of its promotion; 0 if there was none.
+        NameServers prefer the master with the greater one."""
         self.ha_address = ""
         """Where slaves find the log of a master; empty if the HA port is closed."""
 

@@ -32,7 +32,8 @@ class AssignedRole(Body):
     """One of the values of `replication.role`; empty: none."""
     broker_id: Long = MASTER_ID
     epoch: Long = 0
-    """The epoch that the master begins, or that of a slave's master; 0 without epochs."""
+    """The epoch that the master begins, or that of a slave's master. Without epochs, the time of
+    the promotion in seconds."""
     master_address: str = ""
     """Slave: where its master served clients when the role was given."""
     configured_role: str = ""

@@ -203,6 +203,7 @@ class BrokerService:
         self._broker = broker
         try:
             self._registration = self._make_registration(broker, address)
+            self._accept_roles(broker)
             await self._listen(broker, address, self._registration)
             await replication.start(broker, self.server.after_work, _signer(broker, self._clock))
             self._observer = ReplicationObserver(self.settings, replication, self._clock)
@@ -231,17 +232,21 @@ class BrokerService:
         assert self._observer is not None
         role.replication = self._observer.state
         if not role.slave:
-            role.epoch = replication.epoch
+            role.epoch = replication.registered_epoch
             role.ha_address = self._ha_address(address) if replication.listening else ""
-        if self.contact is not None and self._controlled is not None:
-            role.learn = self.contact.learn
+        if self._controlled is not None:
             self._controlled.apply_confirmation()
+
+    def _accept_roles(self, broker: Broker) -> None:
+        """Let others change the role of this broker, from its first request on."""
+        if self.contact is not None:
+            broker.role.learn = self.contact.learn
             return
-        role.change = RoleChanges(
+        broker.role.change = RoleChanges(
             self.settings,
             self._configured,
             broker,
-            replication,
+            self.replication,
             self._clock,
             self._restart_soon,
         ).change

@@ -150,7 +150,8 @@ class PromotionAdmin(ReplicationAdmin):
         fields = {
             "masterBrokerId": str(plan.slave.broker.id),
             "masterAddress": plan.slave.broker.address,
-            "masterEpoch": str(plan.epoch),
+            # Without epochs, a number that only NameServers compare.
+            "masterEpoch": str(plan.epoch or self.session.clock.now_ms() // 1000),
             "syncStateSetEpoch": "0",
             "penstockStep": step,
             "penstockRole": plan.role,

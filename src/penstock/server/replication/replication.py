@@ -130,6 +130,12 @@ class Replication:
         return 0 if static or self.history.last is None else self.history.last.number
 
     @property
+    def registered_epoch(self) -> int:
+        """The number by which NameServers tell this master from one that it has replaced: its
+        epoch, or without epochs the time of its promotion."""
+        return self.epoch or (self._assigned.epoch if self._assigned.role else 0)
+
+    @property
     def newest_epoch(self) -> int:
         """The greatest number of an epoch that this broker has heard of."""
         last = (self.history if self.slave is None else self.slave.log.history).last
