@@ -392,6 +392,37 @@ class NotNameServer(PeerError):
     hint = "this is probably a broker; the NameServer is usually on port 9876 (brokers: 10911)"
 
 
+# --- the controller's store ----------------------------------------------------------------------
+
+
+class EtcdError(PenstockError):
+    """etcd refused a request of the controller, or no member answered. Nothing was changed."""
+
+    code = 14  # SERVICE_NOT_AVAILABLE
+    retry = True
+    hint = "check that most members of etcd run and can be reached (controller.etcd)"
+
+
+class EtcdRefused(EtcdError):
+    """etcd has answered that it does not do what a controller asked for. `grpc_code` says why."""
+
+    retry = False
+    hint = (
+        "check controller.etcd_user, controller.etcd_password, and the rights of the user to the "
+        "keys of controller.etcd_prefix"
+    )
+
+    def __init__(self, message: str = "", *, grpc_code: int = 0, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.grpc_code = grpc_code
+
+
+class EtcdOutcomeUnknown(EtcdError):
+    """No member of etcd answered in time. Whether the change took effect is unknown."""
+
+    hint = "ask for the state again when most members of etcd can be reached (controller.etcd)"
+
+
 # --- clients -------------------------------------------------------------------------------------
 
 

@@ -102,23 +102,24 @@ class Registry:
 
     def counter(self, name: str, help: str, labels: Sequence[str] = (), *, read: Read) -> None:
         """Add a counter: a value that only increases, or restarts at 0."""
-        self._add(Family("counter", name, help, labels, read))
+        self.add(Family("counter", name, help, labels, read))
 
     def gauge(self, name: str, help: str, labels: Sequence[str] = (), *, read: Read) -> None:
         """Add a gauge: a value that goes up and down."""
-        self._add(Family("gauge", name, help, labels, read))
+        self.add(Family("gauge", name, help, labels, read))
 
     def histogram(self, name: str, help: str, bounds: Sequence[float]) -> Histogram:
         """Add a histogram; the caller passes its values to `observe`."""
         histogram = Histogram(bounds)
-        self._add(HistogramFamily(name, help, histogram))
+        self.add(HistogramFamily(name, help, histogram))
         return histogram
 
     def text(self) -> str:
         """All metrics as text."""
         return "".join(line for family in self.families for line in family.lines(self.common))
 
-    def _add(self, family: Family) -> None:
+    def add(self, family: Family) -> None:
+        """Add a metric that exists already."""
         assert family.name not in self._names, f"duplicate metric {family.name}"
         self._names.add(family.name)
         self.families.append(family)

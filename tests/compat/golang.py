@@ -4,35 +4,26 @@
         go.call("produce", name="p", group="g")
         go.call("send", name="p", how="sync", messages=[{"topic": "t", "body": encode(b"x")}])
 
-The commands are the functions of the Go program. Its binary is kept in the user's cache directory
-(``penstock-compat/go/<hash of module and sources>``), so only the first run after a change needs
-the compiler, and only the first run of all needs the network.
+The commands are the functions of the Go program.
 """
 
 from __future__ import annotations
 
 import base64
-import fcntl
-import functools
-import hashlib
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from .go_program import program
 
 GO_DIR = Path(__file__).parent / "go"
 
 STOP_S = 30.0
 
 Fields = dict[str, Any]
-
-
-def go_missing() -> bool:
-    """Whether this machine has no Go."""
-    return shutil.which("go") is None
 
 
 def encode(body: bytes) -> str:
@@ -43,20 +34,6 @@ def encode(body: bytes) -> str:
 def decode(message: Fields) -> bytes:
     """The body of a message that the program reported."""
     return base64.b64decode(message["body"])
-
-
-@functools.cache
-def program() -> Path:
-    """The built program; builds it where needed."""
-    root = _cache_root() / "go"
-    root.mkdir(parents=True, exist_ok=True)
-    binary = root / _source_hash() / "clients"
-    # Two test runs may want the same build; the second waits and finds it done.
-    with (root / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not binary.exists():
-            _build(binary)
-    return binary
 
 
 class GoError(Exception):
@@ -77,7 +54,7 @@ class GoClients:
         self._log = directory / "log.txt"
 
     def __enter__(self) -> Self:
-        command = [str(program()), self._names]
+        command = [str(program(GO_DIR, "clients")), self._names]
         # Settings of a RocketMQ user on this machine must not reach the tests.
         kept = {k: v for k, v in os.environ.items() if "rocketmq" not in k.lower()}
         with self._log.open("wb") as log:
@@ -123,29 +100,3 @@ class GoClients:
     def log_tail(self) -> str:
         """The last of what the Go client has logged."""
         return self._log.read_text(errors="replace")[-4000:]
-
-
-def _cache_root() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "penstock-compat"
-
-
-def _source_hash() -> str:
-    digest = hashlib.sha256()
-    for file in sorted(f for f in GO_DIR.iterdir() if f.is_file()):
-        digest.update(file.name.encode() + b"\0")
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _build(binary: Path) -> None:
-    for old in binary.parent.parent.iterdir():
-        if old.is_dir():
-            shutil.rmtree(old)
-    # Moved into its place when done, so that its presence means the build is whole.
-    unfinished = binary.with_suffix(".new")
-    command = ["go", "build", "-mod=readonly", "-o", str(unfinished), "."]
-    done = subprocess.run(command, cwd=GO_DIR, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"go could not build the clients:\n{done.stderr[-4000:]}")
-    unfinished.rename(binary)

@@ -12,6 +12,9 @@ from penstock.cli import startup
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=startup.PORT, help="Port to listen on.  [default: 9878]")
 @click.option("--data", help="Directory of its state.  [default: penstock-data/controller]")
+@click.option(
+    "--etcd", metavar="HOST:PORT,…", help="Members of an etcd cluster that keeps the state."
+)
 @click.option("--announce", metavar="HOST", help="Address that brokers connect to.")
 @startup.log_option
 def controller(
@@ -19,17 +22,20 @@ def controller(
     host: str | None,
     port: int | None,
     data: str | None,
+    etcd: str | None,
     announce: str | None,
     log_form: str,
 ) -> int:
     """Run a controller until SIGTERM or Ctrl-C.
 
-    It decides which replica of a broker is the master. One line on stdout reports that it is ready.
+    It decides which replica of a broker is the master. With --etcd, several controllers may share
+    their state. One line on stdout reports that it is ready.
     """
     flags = {
         "controller.host": ("--host", host),
         "controller.port": ("--port", port),
         "controller.data": ("--data", data),
+        "controller.etcd": ("--etcd", etcd),
         "controller.announce": ("--announce", announce),
     }
     loaded = startup.load_settings(config_file, "controller", flags)

@@ -8,10 +8,17 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.errors import StoreDamaged
+from penstock.rpc.answers import ClientId
 
 FIRST_ID = 1
 """The id of the first replica. Brokers tell a controller other ids than the NameServers: there the
 master has the id 0."""
+HEARTBEAT_MS = 10_000
+"""A broker without a heartbeat for this long is dead, unless its heartbeats say otherwise."""
+REPLICAS_MAX = 128
+"""Replicas of a broker set."""
+HISTORY_MAX = 20
+"""Elections that are kept."""
 
 
 class ReplicaRecord(msgspec.Struct, frozen=True):
@@ -20,6 +27,16 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
     address: str
     check_code: str
     """What the broker said when it was given the id; it repeats that if the response was lost."""
+
+
+class Election(msgspec.Struct, frozen=True):
+    """Who became the master, when and why."""
+
+    epoch: int
+    master_id: int | None
+    """None if no replica could be elected: there is no master since then."""
+    time_ms: int
+    reason: str
 
 
 class BrokerSet(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -36,6 +53,10 @@ class BrokerSet(msgspec.Struct, frozen=True, omit_defaults=True):
     """Ids of the replicas that have every acknowledged message, sorted; the master among them.
     Without a master: those that may become it."""
     in_sync_epoch: int = 0
+    history: tuple[Election, ...] = ()
+    """The last elections, the newest at the end."""
+    writes: tuple[str, ...] = ()
+    """Numbers of the last writes, by which a store finds a write whose answer was lost."""
 
     @property
     def master_address(self) -> str | None:
@@ -71,3 +92,17 @@ class LiveReplica(NamedTuple):
 
 Living = Mapping[int, LiveReplica]
 """The replicas of one broker set that are alive, by id."""
+
+
+class Heartbeat(NamedTuple):
+    """A heartbeat of a replica."""
+
+    name: str
+    replica_id: int
+    address: str
+    """Where others reach the replica."""
+    live: LiveReplica
+    timeout_ms: int
+    """Without another heartbeat for this long, the replica is dead."""
+    client: ClientId
+    """The connection that carried it."""

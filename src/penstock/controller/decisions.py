@@ -7,6 +7,8 @@ An election chooses among the living members of the in-sync set, because each of
 acknowledged message. The in-sync set is then the new master alone: the others join again when they
 have its log. If no member is alive, there is no master, and the set stays as it is. Only if an
 operator says so (`unclean`), another replica becomes the master, and messages may be lost.
+
+The time is a parameter, for the history of elections; no decision depends on it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.controller.broker_set import FIRST_ID, BrokerSet, LiveReplica, Living, ReplicaRecord
+from penstock.controller.broker_set import (
+    FIRST_ID,
+    HISTORY_MAX,
+    REPLICAS_MAX,
+    BrokerSet,
+    Election,
+    LiveReplica,
+    Living,
+    ReplicaRecord,
+)
 from penstock.wire.codes import ResponseCode
 
 
@@ -66,6 +77,13 @@ def apply_id(
             ResponseCode.CONTROLLER_BROKER_ID_INVALID,
             f"the id {replica_id} of {name} belongs to {known.address}",
         )
+    if len(state.replicas) >= REPLICAS_MAX:
+        return _refused(
+            state,
+            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+            f"{name} has {len(state.replicas)} replicas, the limit is {REPLICAS_MAX}; remove those "
+            "that do not exist any more (cleanBrokerMetadata)",
+        )
     if replica_id != state.next_id:
         return _refused(
             state,
@@ -103,14 +121,16 @@ def elect(
     name: str,
     living: Living,
     *,
+    now_ms: int,
     asking: int | None = None,
     designated: bool = False,
     unclean: bool = False,
+    why_dead: str = "",
 ) -> Decision:
     """Elect a master if there is none that is alive.
 
-    `asking` is the replica that asks; None if the controller has found that the master is dead.
-    `designated`: this one is to be the master, also if another one is alive.
+    `asking` is the replica that asks; None if the controller has found that the master is dead, for
+    the reason `why_dead`. `designated`: this one is to be the master, also if another one is alive.
     """
     if state is None:
         return _refused(
@@ -125,7 +145,7 @@ def elect(
                 ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
                 f"the id {asking} of the broker set {name} is not known",
             )
-        return _with_master(state, asking)
+        return _with_master(state, asking, now_ms, "first master")
     wanted = asking if designated else None
     chosen = _choose(state, state.in_sync, living, wanted)
     if chosen is None and unclean:
@@ -137,7 +157,10 @@ def elect(
             f"the master {chosen} of {name} is alive",
         )
     if chosen is not None:
-        return _with_master(state, chosen)
+        reason = "asked for by an operator" if designated else _loss(state, why_dead)
+        if chosen not in state.in_sync:
+            reason += f"; unclean: replica {chosen} was not in the in-sync set"
+        return _with_master(state, chosen, now_ms, reason)
     if asking is not None:
         return _refused(
             state,
@@ -145,12 +168,33 @@ def elect(
             f"no member of the in-sync set {list(state.in_sync)} of {name} "
             f"{'is designated and ' if designated else ''}alive",
         )
-    without = msgspec.structs.replace(state, master_id=None)
+    return _without_master(state, name, now_ms, why_dead)
+
+
+def _loss(state: BrokerSet, why_dead: str) -> str:
+    """Why there has to be an election."""
+    if state.master_id is None:
+        return "there was no master"
+    dead = f"replica {state.master_id} is dead"
+    return f"{dead}: {why_dead}" if why_dead else dead
+
+
+def _without_master(state: BrokerSet, name: str, now_ms: int, why_dead: str) -> Decision:
+    """The master is dead, and nobody can replace it."""
+    remark = f"the master of {name} is down, and no other member of its in-sync set is alive"
+    code = ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE
+    if state.master_id is None:
+        return Decision(state, code, remark)
+    reason = f"{_loss(state, why_dead)}; no other member of the in-sync set is alive"
     return Decision(
-        without,
-        ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE,
-        f"the master of {name} is down, and no other member of its in-sync set is alive",
-        changed=state.master_id is not None,
+        msgspec.structs.replace(
+            state,
+            master_id=None,
+            history=_with_election(state, Election(state.master_epoch, None, now_ms, reason)),
+        ),
+        code,
+        remark,
+        changed=True,
     )
 
 
@@ -169,18 +213,24 @@ def _rank(replica_id: int, live: LiveReplica) -> tuple[int, int, int, int]:
     return -live.epoch, -live.max_offset, live.priority, replica_id
 
 
-def _with_master(state: BrokerSet, replica_id: int) -> Decision:
+def _with_master(state: BrokerSet, replica_id: int, now_ms: int, reason: str) -> Decision:
+    epoch = state.master_epoch + 1
     return Decision(
         msgspec.structs.replace(
             state,
             master_id=replica_id,
-            master_epoch=state.master_epoch + 1,
+            master_epoch=epoch,
             in_sync=(replica_id,),
             in_sync_epoch=state.in_sync_epoch + 1,
+            history=_with_election(state, Election(epoch, replica_id, now_ms, reason)),
         ),
         changed=True,
         elected=True,
     )
+
+
+def _with_election(state: BrokerSet, election: Election) -> tuple[Election, ...]:
+    return (*state.history, election)[-HISTORY_MAX:]
 
 
 def alter_in_sync(

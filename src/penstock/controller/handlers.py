@@ -11,7 +11,13 @@ from typing import Final, Protocol
 
 from penstock.config import LiveSettings
 from penstock.controller import decisions
-from penstock.controller.broker_set import BrokerSet, LiveReplica, Living
+from penstock.controller.broker_set import (
+    HEARTBEAT_MS,
+    BrokerSet,
+    Heartbeat,
+    LiveReplica,
+    Living,
+)
 from penstock.controller.decisions import Decision
 from penstock.errors import HeaderError, InvalidParameter
 from penstock.rpc.answers import Answer, ClientId, EffectQueue, Reply, ServerWork, WhenDone
@@ -20,10 +26,11 @@ from penstock.rpc.router import Router, Row
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import BrokerMemberGroup
 from penstock.wire.bodies.cluster_bodies import (
-    BrokerReplicasInfo,
+    BrokerReplicasInfoWithHistory,
+    ElectionInfo,
     ElectMasterResponseBody,
     ReplicaIdentity,
-    ReplicasInfo,
+    ReplicasInfoWithHistory,
     SyncStateSet,
 )
 from penstock.wire.codes import RequestCode, ResponseCode
@@ -33,11 +40,12 @@ from penstock.wire.java_properties import format_properties, parse_properties
 GROUP: Final = "penstock"
 NOBODY: Final = -1
 """A broker id that means none."""
-HEARTBEAT_MS: Final = 10_000
-"""A broker without a heartbeat for this long is dead, unless its heartbeats say otherwise."""
 HEARTBEAT_MS_RANGE: Final = (1_000, 600_000)
 NAMES_MAX: Final = 10_000
 """Broker names in one request."""
+NAME_CHARACTERS_MAX: Final = 255
+"""Of the names of brokers and clusters, and of addresses."""
+CHECK_CODE_CHARACTERS_MAX: Final = 1024
 
 
 class BrokerSetStates(Protocol):
@@ -52,9 +60,7 @@ class BrokerSetStates(Protocol):
     def read(self, names: Iterable[str]) -> ServerWork:
         """The states of broker sets, each with the living replicas: a dict by name."""
 
-    def heartbeat(
-        self, name: str, replica_id: int, live: LiveReplica, timeout_ms: int, client: ClientId
-    ) -> None:
+    def heartbeat(self, heartbeat: Heartbeat) -> None:
         """A replica is alive."""
 
     def disconnected(self, client: ClientId) -> None:
@@ -133,16 +139,19 @@ class Controller:
             priority=command.i32_or("electionPriority", LiveReplica().priority),
         )
         self._states.heartbeat(
-            command.text("brokerName"),
-            command.i64("brokerId"),
-            live,
-            min(max(timeout_ms, low), high),
-            command.client,
+            Heartbeat(
+                _text(command, "brokerName"),
+                command.i64("brokerId"),
+                command.text_or("brokerAddr")[:NAME_CHARACTERS_MAX],
+                live,
+                min(max(timeout_ms, low), high),
+                command.client,
+            )
         )
         return Reply()
 
     def _next_id(self, command: Command) -> Answer:
-        cluster, name = command.text("clusterName"), command.text("brokerName")
+        cluster, name = _text(command, "clusterName"), _text(command, "brokerName")
 
         def reply(found: Mapping[str, tuple[BrokerSet, Living]]) -> Reply:
             state = found[name][0] if name in found else None
@@ -152,8 +161,9 @@ class Controller:
         return WhenDone(self._states.read([name]), reply)
 
     def _apply_id(self, command: Command) -> Answer:
-        cluster, name = command.text("clusterName"), command.text("brokerName")
-        applied, code = command.i64("appliedBrokerId"), command.text("registerCheckCode")
+        cluster, name = _text(command, "clusterName"), _text(command, "brokerName")
+        applied = command.i64("appliedBrokerId")
+        code = _text(command, "registerCheckCode", CHECK_CODE_CHARACTERS_MAX)
         return self._decide(
             name,
             lambda state, living: decisions.apply_id(state, cluster, name, applied, code),
@@ -161,8 +171,8 @@ class Controller:
         )
 
     def _register(self, command: Command) -> Answer:
-        cluster, name = command.text("clusterName"), command.text("brokerName")
-        replica_id, address = command.i64("brokerId"), command.text("brokerAddress")
+        cluster, name = _text(command, "clusterName"), _text(command, "brokerName")
+        replica_id, address = command.i64("brokerId"), _text(command, "brokerAddress")
         alive: list[bool] = []
 
         def decide(state: BrokerSet | None, living: Living) -> Decision:
@@ -178,7 +188,7 @@ class Controller:
         return self._decide(name, decide, reply)
 
     def _replica_info(self, command: Command) -> Answer:
-        name = command.text("brokerName")
+        name = _text(command, "brokerName")
 
         def reply(found: Mapping[str, tuple[BrokerSet, Living]]) -> Reply:
             if name not in found:
@@ -192,7 +202,7 @@ class Controller:
         return WhenDone(self._states.read([name]), reply)
 
     def _elect(self, command: Command) -> Answer:
-        name = command.text("brokerName")
+        name = _text(command, "brokerName")
         asking = command.i64_or("brokerId", NOBODY)
         designated = command.truth("designateElect")
         if asking == NOBODY:
@@ -208,13 +218,19 @@ class Controller:
         return self._decide(
             name,
             lambda state, living: decisions.elect(
-                state, name, living, asking=asking, designated=designated, unclean=unclean
+                state,
+                name,
+                living,
+                now_ms=command.now_ms,
+                asking=asking,
+                designated=designated,
+                unclean=unclean,
             ),
             reply,
         )
 
     def _alter_in_sync(self, command: Command) -> Answer:
-        name, body = command.text("brokerName"), command.body_as(SyncStateSet)
+        name, body = _text(command, "brokerName"), command.body_as(SyncStateSet)
         master_id, epoch = command.i64("masterBrokerId"), command.i32("masterEpoch")
 
         def reply(decision: Decision) -> Reply:
@@ -245,12 +261,13 @@ class Controller:
 
         def reply(found: Mapping[str, tuple[BrokerSet, Living]]) -> Reply:
             table = {name: _replicas_info(*both) for name, both in found.items()}
-            return Reply(body=fastjson.encode(BrokerReplicasInfo(replicas_info_table=table)))
+            body = BrokerReplicasInfoWithHistory(replicas_info_table=table)
+            return Reply(body=fastjson.encode(body))
 
         return WhenDone(self._states.read(names), reply)
 
     def _clean(self, command: Command) -> Answer:
-        name, listed = command.text("brokerName"), command.text_or("brokerControllerIdsToClean")
+        name, listed = _text(command, "brokerName"), command.text_or("brokerControllerIdsToClean")
         # Java's `isCleanLivingBroker` is a field of this name.
         also_living = command.truth("isCleanLivingBroker")
         ids = None if not listed.strip() else [_id(text) for text in listed.split(";") if text]
@@ -325,7 +342,7 @@ def _election_body(state: BrokerSet) -> ElectMasterResponseBody:
     )
 
 
-def _replicas_info(state: BrokerSet, living: Living) -> ReplicasInfo:
+def _replicas_info(state: BrokerSet, living: Living) -> ReplicasInfoWithHistory:
     replicas = {
         one: ReplicaIdentity(
             broker_name=state.name,
@@ -335,13 +352,22 @@ def _replicas_info(state: BrokerSet, living: Living) -> ReplicasInfo:
         )
         for one, replica in sorted(state.replicas.items())
     }
-    return ReplicasInfo(
+    return ReplicasInfoWithHistory(
         master_broker_id=state.master_id if state.master_id is not None else NOBODY,
         master_address=state.master_address or "",
         master_epoch=state.master_epoch,
         sync_state_set_epoch=state.in_sync_epoch,
         in_sync_replicas=[one for key, one in replicas.items() if key in state.in_sync],
         not_in_sync_replicas=[one for key, one in replicas.items() if key not in state.in_sync],
+        election_history=[
+            ElectionInfo(
+                epoch=one.epoch,
+                master_broker_id=one.master_id if one.master_id is not None else NOBODY,
+                time_ms=one.time_ms,
+                reason=one.reason,
+            )
+            for one in state.history
+        ],
     )
 
 
@@ -350,3 +376,15 @@ def _id(text: str) -> int:
     if number is None:
         raise InvalidParameter(f"brokerControllerIdsToClean: {text[:32]!r} is not an id")
     return number
+
+
+def _text(command: Command, field: str, characters_max: int = NAME_CHARACTERS_MAX) -> str:
+    """A name or address in a request: it becomes a part of file names and keys."""
+    text = command.text(field)
+    if len(text) > characters_max:
+        raise InvalidParameter.over(
+            field, figure=len(text), limit=characters_max, unit="characters"
+        )
+    if not text or not text.isprintable():
+        raise InvalidParameter(f"{field} must not be empty or contain control characters")
+    return text

@@ -34,7 +34,7 @@ from penstock.wire.fields import FLAG_ONEWAY
 from penstock.wire.frame import FRAME_BYTES_MAX, JSON, Request
 from penstock.wire.output import encode, response
 
-__all__ = ["Call", "Peer", "PeerConnection", "PeerRequest", "Response", "split_address"]
+__all__ = ["Call", "Peer", "PeerConnection", "PeerRequest", "Response", "resolve", "split_address"]
 
 log = logging.getLogger(__name__)
 
@@ -240,7 +240,7 @@ class Peer:
         """A connection to the first address of the host that accepts it."""
         failure: OSError | None = None
         handshake_s = None if self._ssl is None else self._handshake_ms / 1000
-        for numeric_host in await _resolve(self.host, self.port):
+        for numeric_host in await resolve(self.host, self.port):
             try:
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: PeerConnection(
@@ -378,7 +378,7 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-async def _resolve(host: str, port: int) -> list[str]:
+async def resolve(host: str, port: int) -> list[str]:
     """The numeric addresses of a host.
 
     Not by `create_connection`: uvloop resolves names in threads of libuv, and child processes

@@ -19,6 +19,7 @@ from penstock.wire.codes import ResponseCode
 from tests.depth import rounds
 
 NAME = "b"
+NOW_MS = 1_700_000_000_000
 
 
 def alive(*ids: int) -> Living:
@@ -75,14 +76,16 @@ def test_a_replica_may_move_to_another_address() -> None:
 
 def test_the_first_replica_that_asks_is_the_first_master() -> None:
     state = broker_set(2, master=None, in_sync=(), epoch=0)
-    elected = decisions.elect(state, NAME, {}, asking=2)
+    elected = decisions.elect(state, NAME, {}, asking=2, now_ms=NOW_MS)
     assert elected.elected
     assert (after(elected).master_id, after(elected).master_epoch) == (2, 1)
     assert after(elected).in_sync == (2,)
 
 
 def test_a_living_master_stays() -> None:
-    kept = decisions.elect(broker_set(2, in_sync=(1, 2)), NAME, alive(1, 2), asking=2)
+    kept = decisions.elect(
+        broker_set(2, in_sync=(1, 2)), NAME, alive(1, 2), asking=2, now_ms=NOW_MS
+    )
     assert (kept.code, kept.changed) == (ResponseCode.CONTROLLER_MASTER_STILL_EXIST, False)
 
 
@@ -94,35 +97,35 @@ def test_the_replica_with_the_highest_epoch_and_the_longest_log_is_elected() -> 
         4: LiveReplica(epoch=2, max_offset=200, priority=2),
         5: LiveReplica(epoch=2, max_offset=200, priority=1),
     }
-    elected = decisions.elect(state, NAME, living)
+    elected = decisions.elect(state, NAME, living, now_ms=NOW_MS)
     assert (after(elected).master_id, after(elected).master_epoch) == (5, 2)
     assert (after(elected).in_sync, after(elected).in_sync_epoch) == ((5,), 2)
 
 
 def test_a_replica_outside_of_the_in_sync_set_is_elected_only_by_an_unclean_election() -> None:
     state = broker_set(2, in_sync=(1,))
-    failed = decisions.elect(state, NAME, alive(2), asking=2)
+    failed = decisions.elect(state, NAME, alive(2), asking=2, now_ms=NOW_MS)
     assert (failed.code, failed.changed) == (ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, False)
-    without = decisions.elect(state, NAME, alive(2))
+    without = decisions.elect(state, NAME, alive(2), now_ms=NOW_MS)
     assert without.code == ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE
     assert (after(without).master_id, after(without).in_sync) == (None, (1,))
-    back = decisions.elect(after(without), NAME, alive(1, 2), asking=1)
+    back = decisions.elect(after(without), NAME, alive(1, 2), asking=1, now_ms=NOW_MS)
     assert after(back).master_id == 1
-    unclean = decisions.elect(state, NAME, alive(2), unclean=True)
+    unclean = decisions.elect(state, NAME, alive(2), unclean=True, now_ms=NOW_MS)
     assert after(unclean).master_id == 2
 
 
 def test_a_designated_replica_replaces_a_living_master() -> None:
     state = broker_set(3, in_sync=(1, 2))
-    chosen = decisions.elect(state, NAME, alive(1, 2, 3), asking=2, designated=True)
+    chosen = decisions.elect(state, NAME, alive(1, 2, 3), asking=2, designated=True, now_ms=NOW_MS)
     assert after(chosen).master_id == 2
-    refused = decisions.elect(state, NAME, alive(1, 2, 3), asking=3, designated=True)
+    refused = decisions.elect(state, NAME, alive(1, 2, 3), asking=3, designated=True, now_ms=NOW_MS)
     assert refused.code == ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
 
 
 @pytest.mark.parametrize("asking", [None, 7])
 def test_an_unknown_broker_set_has_no_election(asking: int | None) -> None:
-    refused = decisions.elect(None, NAME, alive(7), asking=asking)
+    refused = decisions.elect(None, NAME, alive(7), asking=asking, now_ms=NOW_MS)
     assert refused.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
 
 
@@ -224,7 +227,11 @@ class ControllerMachine(RuleBasedStateMachine):
     @rule(asking=st.none() | st.integers(1, 4), designated=st.booleans())
     def elect(self, asking: int | None, designated: bool) -> None:
         living = alive(*self.living)
-        self.take(decisions.elect(self.state, NAME, living, asking=asking, designated=designated))
+        self.take(
+            decisions.elect(
+                self.state, NAME, living, asking=asking, designated=designated, now_ms=NOW_MS
+            )
+        )
 
     @rule(
         members=st.sets(st.integers(1, 5)),

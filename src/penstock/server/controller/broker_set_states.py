@@ -1,20 +1,26 @@
-"""Carries out the decisions of a controller: compare-and-swap, elections, notifications."""
+"""Carries out the decisions of a controller: compare-and-swap, elections, notifications.
+
+Several controllers may decide about a broker set at the same time. Each reads the state and the
+living replicas, decides, and writes if the state has not changed; otherwise it decides again. Only
+the one that has written an election tells the replicas.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Clock, pause
 from penstock.controller import decisions
-from penstock.controller.broker_set import BrokerSet, LiveReplica, Living
-from penstock.controller.handlers import role_change_body, role_change_fields
+from penstock.controller.broker_set import BrokerSet, Heartbeat, LiveReplica, Living
 from penstock.errors import PenstockError
-from penstock.server.controller.living_replicas import LivingReplicas
-from penstock.transport.peer import Peer, Sign
-from penstock.wire.codes import RequestCode, ResponseCode
+from penstock.server.controller.liveness import TICK_MS, Liveness
+from penstock.server.controller.living_replicas import ReplicaKey
+from penstock.server.controller.notifications import Notifications
+from penstock.transport.peer import Sign
 
 if TYPE_CHECKING:
     import ssl as tls
@@ -26,7 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NOTIFY_MS = 3_000
+CONFLICT_MS = 20
+"""The longest time that a decision waits after several conflicts with other controllers."""
+CONFLICTS = 3
 
 Decide = Callable[[BrokerSet | None, Living], "Decision"]
 Found = dict[str, tuple[BrokerSet, Living]]
@@ -39,6 +47,7 @@ class BrokerSetStates:
         self,
         settings: LiveSettings,
         store: BrokerSetStore,
+        liveness: Liveness,
         clock: Clock,
         *,
         sign: Sign | None = None,
@@ -46,21 +55,32 @@ class BrokerSetStates:
     ) -> None:
         self._settings = settings
         self._store = store
+        self._liveness = liveness
         self._clock = clock
-        self._sign = sign
-        self._ssl = ssl
-        self._living = LivingReplicas()
+        self.notifications = Notifications(clock, self._is_current, sign=sign, ssl=ssl)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._replacing: set[str] = set()
+        """Broker sets whose master is being replaced."""
         self.elections = 0
+        """Elections that this controller has decided."""
+        self.conflicts = 0
+        """Decisions that were made again, because another one came first."""
 
     def start(self) -> None:
         """Begin to look for dead masters."""
-        self._spawn(self._scan())
+        for work in (self._tick(), self._scan(), self._replace_dead()):
+            self._spawn(work)
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.notifications.close()
+
+    def without_master(self) -> int:
+        """The number of broker sets that have had a master and have none."""
+        states = self._store.all_last_seen()
+        return sum(state.master_id is None and not state.never_elected for state in states)
 
     # --- what handlers call
 
@@ -71,15 +91,11 @@ class BrokerSetStates:
     def read(self, names: Iterable[str]) -> asyncio.Task[Found]:
         return self._spawn(self._read(names))
 
-    def heartbeat(
-        self, name: str, replica_id: int, live: LiveReplica, timeout_ms: int, client: ClientId
-    ) -> None:
-        until_ms = self._clock.monotonic_ms() + timeout_ms
-        if self._living.heartbeat(name, replica_id, live, until_ms, client):
-            log.info("replica %d of %s is alive", replica_id, name)
+    def heartbeat(self, heartbeat: Heartbeat) -> None:
+        self._liveness.heartbeat(heartbeat)
 
     def disconnected(self, client: ClientId) -> None:
-        self._living.disconnected(client, self._clock.monotonic_ms())
+        self._liveness.disconnected(client)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(work)
@@ -88,74 +104,115 @@ class BrokerSetStates:
         return task
 
     async def _decide(self, name: str, decide: Decide) -> Decision:
+        conflicts = 0
         while True:
-            state, version = await self._store.read(name)
-            decision = decide(state, self._living.of(name))
+            (state, version), living = await asyncio.gather(
+                self._store.read(name), self._liveness.living(name)
+            )
+            decision = decide(state, self._with_presumed(state, living))
             if not decision.changed:
                 return decision
             if await self._store.replace(name, decision.state, version):
                 if decision.elected and decision.state is not None:
-                    self._elected(decision.state)
+                    self._elected(decision.state, living)
                 return decision
+            self.conflicts += 1
+            conflicts += 1
+            if conflicts >= CONFLICTS:
+                await pause(self._clock, random.randint(1, CONFLICT_MS))
+
+    def _with_presumed(self, state: BrokerSet | None, living: Living) -> Living:
+        """With the master, if this controller can't know yet whether it is alive."""
+        master_id = None if state is None else state.master_id
+        if state is None or master_id is None or master_id in living:
+            return living
+        if self._liveness.is_dead(ReplicaKey(state.name, master_id)):
+            return living
+        return {**living, master_id: LiveReplica()}
 
     async def _read(self, names: Iterable[str]) -> Found:
-        found: Found = {}
-        for name in names:
-            state = (await self._store.read(name)).state
-            if state is not None:
-                found[name] = state, self._living.of(name)
-        return found
+        found = await self._store.read_many(names)
+        return {
+            name: (state, self._liveness.last_seen(name))
+            for name, (state, _) in found.items()
+            if state is not None
+        }
 
     # --- elections
 
-    async def _scan(self) -> None:
+    async def _tick(self) -> None:
         while True:
-            for name, replica_id in self._living.expire(self._clock.monotonic_ms()):
-                log.warning("replica %d of %s sends no heartbeats: it is dead", replica_id, name)
-            try:
-                for name in await self._store.names():
-                    await self._replace_dead_master(name)
-            except PenstockError as error:
-                log.warning("can't look for dead masters: %s", error)
+            self._liveness.tick()
+            await pause(self._clock, TICK_MS)
+
+    async def _replace_dead(self) -> None:
+        while True:
+            key = (await self._liveness.deaths.get()).key
+            state = self._store.last_seen(key.name)
+            if state is not None and state.master_id == key.replica_id:
+                self._replace_soon(state)
+
+    async def _scan(self) -> None:
+        """Find dead masters of which nothing was reported, or that could not be replaced."""
+        while True:
+            for state in self._store.all_last_seen():
+                self._look_at(state)
             await pause(self._clock, self._settings.current.controller.scan_ms)
 
-    async def _replace_dead_master(self, name: str) -> None:
-        state = (await self._store.read(name)).state
-        living = self._living.of(name)
-        if state is None or state.master_id is None or state.master_id in living or not living:
+    def _look_at(self, state: BrokerSet) -> None:
+        if state.master_id is None:
+            members = (ReplicaKey(state.name, one) for one in state.in_sync)
+            if not state.never_elected and any(map(self._liveness.is_alive, members)):
+                self._replace_soon(state)
             return
+        key = ReplicaKey(state.name, state.master_id)
+        if self._liveness.is_alive(key):
+            return
+        if self._liveness.is_dead(key):
+            self._replace_soon(state)
+        elif state.master_address is not None:
+            self._liveness.suspect(key, state.master_address)
+
+    def _replace_soon(self, state: BrokerSet) -> None:
+        if state.name not in self._replacing and self._liveness.last_seen(state.name):
+            self._replacing.add(state.name)
+            self._spawn(self._replace_dead_master(state.name))
+
+    async def _replace_dead_master(self, name: str) -> None:
         unclean = self._settings.current.controller.unclean_elections
-        decision = await self._decide(
-            name, lambda state, living: decisions.elect(state, name, living, unclean=unclean)
-        )
-        if decision.code == ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE:
+
+        def decide(state: BrokerSet | None, living: Living) -> Decision:
+            master_id = None if state is None else state.master_id
+            why = "" if master_id is None else self._liveness.why_dead(ReplicaKey(name, master_id))
+            now_ms = self._clock.now_ms()
+            return decisions.elect(
+                state, name, living, now_ms=now_ms, unclean=unclean, why_dead=why
+            )
+
+        try:
+            decision = await self._decide(name, decide)
+        except PenstockError as error:
+            log.warning("can't replace the dead master of %s: %s", name, error)
+            return
+        finally:
+            self._replacing.discard(name)
+        if decision.changed and not decision.elected:
             log.error("%s", decision.remark)
 
-    def _elected(self, state: BrokerSet) -> None:
+    def _elected(self, state: BrokerSet, living: Living) -> None:
         self.elections += 1
         log.warning(
-            "replica %s (%s) is the master of %s, epoch %d",
+            "replica %s (%s) is the master of %s, epoch %d: %s",
             state.master_id,
             state.master_address,
             state.name,
             state.master_epoch,
+            state.history[-1].reason,
         )
-        living = self._living.of(state.name)
         for one, replica in state.replicas.items():
             if one in living:
-                self._spawn(self._notify(replica.address, state))
+                self.notifications.notify(replica.address, state)
 
-    async def _notify(self, address: str, state: BrokerSet) -> None:
-        """Tell a replica who is the master. If that fails, it learns it when it asks next."""
-        peer = Peer(address, sign=self._sign, ssl=self._ssl)
-        try:
-            await peer.call(
-                RequestCode.NOTIFY_BROKER_ROLE_CHANGED,
-                role_change_fields(state),
-                role_change_body(state),
-                timeout_ms=NOTIFY_MS,
-            )
-        except PenstockError as error:
-            log.warning("can't tell %s who is the master of %s: %s", address, state.name, error)
-        finally:
-            await peer.close()
+    def _is_current(self, state: BrokerSet) -> bool:
+        seen = self._store.last_seen(state.name)
+        return seen is not None and seen.master_epoch <= state.master_epoch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
@@ -30,8 +30,17 @@ class BrokerSetStore(Protocol):
     async def read(self, name: str) -> Versioned:
         """The present state."""
 
+    async def read_many(self, names: Iterable[str]) -> Mapping[str, Versioned]:
+        """The present states of several broker sets; not urgent."""
+
     async def replace(self, name: str, state: BrokerSet | None, version: int) -> bool:
         """Store another state, or none, if the version is still this one. It is durable then."""
+
+    def last_seen(self, name: str) -> BrokerSet | None:
+        """The state without asking anybody; it may be a little old."""
+
+    def all_last_seen(self) -> Iterable[BrokerSet]:
+        """The states of all broker sets in the same way."""
 
 
 class FileStore:
@@ -55,6 +64,16 @@ class FileStore:
 
     async def read(self, name: str) -> Versioned:
         return self._states.get(name) or Versioned(None, 0)
+
+    async def read_many(self, names: Iterable[str]) -> Mapping[str, Versioned]:
+        return {name: await self.read(name) for name in names}
+
+    def last_seen(self, name: str) -> BrokerSet | None:
+        found = self._states.get(name)
+        return None if found is None else found.state
+
+    def all_last_seen(self) -> Iterable[BrokerSet]:
+        return [found.state for found in self._states.values() if found.state is not None]
 
     async def replace(self, name: str, state: BrokerSet | None, version: int) -> bool:
         async with self._writing:

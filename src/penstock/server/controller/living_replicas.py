@@ -1,60 +1,122 @@
-"""Which replicas are alive, by their heartbeats."""
+"""The last heartbeats that a controller got, by replica.
+
+Times are of a clock that is never set. Only the connection that carried the newest heartbeat of a
+replica says something about it: an older one may be closed at any time, because the broker has
+connected again.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.controller.broker_set import LiveReplica, Living
+from penstock.errors import SystemBusy
 from penstock.rpc.answers import ClientId
 
-LOST_MS = 1_500
-"""A replica whose connection is closed has this long for its next heartbeat. One that was killed is
-found soon, and one that only reconnects is not taken for dead: heartbeats come every second."""
+REPLICAS_MAX = 100_000
+"""Most replicas in the table, because anybody may send heartbeats."""
+
+
+class ReplicaKey(NamedTuple):
+    """A replica of a broker set."""
+
+    name: str
+    replica_id: int
+
+    def __str__(self) -> str:
+        return f"replica {self.replica_id} of {self.name}"
 
 
 @dataclass(slots=True)
-class _Heartbeat:
+class Heartbeats:
+    """What is known of a replica that sends heartbeats."""
+
+    key: ReplicaKey
+    address: str
     live: LiveReplica
+    timeout_ms: int
     until_ms: int
     client: ClientId
+    reachable: bool = False
+    """This controller has been able to connect to its address."""
 
 
 class LivingReplicas:
-    """The last heartbeats of all replicas. Times are of a clock that is never set."""
+    """The replicas that have sent heartbeats in time."""
 
     def __init__(self) -> None:
-        self._sets: dict[str, dict[int, _Heartbeat]] = {}
+        self._sets: dict[str, dict[int, Heartbeats]] = {}
+        self._by_client: dict[ClientId, set[ReplicaKey]] = {}
+        self._count = 0
 
-    def heartbeat(
-        self, name: str, replica_id: int, live: LiveReplica, until_ms: int, client: ClientId
-    ) -> bool:
-        """Note a heartbeat; returns whether the replica was not alive before."""
-        replicas = self._sets.setdefault(name, {})
-        new = replica_id not in replicas
-        replicas[replica_id] = _Heartbeat(live, until_ms, client)
-        return new
+    def __len__(self) -> int:
+        return self._count
 
-    def disconnected(self, client: ClientId, now_ms: int) -> None:
-        """Expect the next heartbeat of the replica that used a connection soon."""
-        for replicas in self._sets.values():
-            for heartbeat in replicas.values():
-                if heartbeat.client == client:
-                    heartbeat.until_ms = min(heartbeat.until_ms, now_ms + LOST_MS)
+    def find(self, key: ReplicaKey) -> Heartbeats | None:
+        return self._sets.get(key.name, {}).get(key.replica_id)
+
+    def note(self, heartbeat: Heartbeats) -> Heartbeats | None:
+        """Note a heartbeat; returns what was known of the replica before, None if nothing."""
+        key = heartbeat.key
+        before = self.find(key)
+        if before is None:
+            if self._count >= REPLICAS_MAX:
+                raise SystemBusy.over(
+                    "replicas", figure=self._count, limit=REPLICAS_MAX, unit="replicas"
+                )
+            self._count += 1
+        elif before.client != heartbeat.client:
+            self._leave_client(before)
+        if before is None or before.client != heartbeat.client:
+            self._by_client.setdefault(heartbeat.client, set()).add(key)
+        if before is not None and before.address == heartbeat.address:
+            heartbeat.reachable = before.reachable
+        self._sets.setdefault(key.name, {})[key.replica_id] = heartbeat
+        return before
+
+    def of_client(self, client: ClientId) -> list[Heartbeats]:
+        """The replicas whose newest heartbeat came over this connection."""
+        keys = self._by_client.get(client, ())
+        return [found for key in keys if (found := self.find(key)) is not None]
 
     def of(self, name: str) -> Living:
         """The living replicas of a broker set."""
-        return {one: heartbeat.live for one, heartbeat in self._sets.get(name, {}).items()}
+        return {one: found.live for one, found in self._sets.get(name, {}).items()}
 
-    def expire(self, now_ms: int) -> list[tuple[str, int]]:
-        """Remove replicas whose time is over; returns their names and ids."""
+    def remove(self, heartbeat: Heartbeats) -> None:
+        """A replica is dead, unless another connection has carried a newer heartbeat."""
+        key = heartbeat.key
+        found = self.find(key)
+        if found is None or found.client != heartbeat.client:
+            return
+        self._leave_client(found)
+        del self._sets[key.name][key.replica_id]
+        if not self._sets[key.name]:
+            del self._sets[key.name]
+        self._count -= 1
+
+    def expired(self, now_ms: int) -> list[Heartbeats]:
+        """Remove and return the replicas whose time is over."""
         dead = [
-            (name, one)
-            for name, replicas in self._sets.items()
-            for one, heartbeat in replicas.items()
-            if heartbeat.until_ms <= now_ms
+            found
+            for replicas in self._sets.values()
+            for found in replicas.values()
+            if found.until_ms <= now_ms
         ]
-        for name, one in dead:
-            del self._sets[name][one]
-            if not self._sets[name]:
-                del self._sets[name]
+        for found in dead:
+            self.remove(found)
         return dead
+
+    def postpone(self, ms: int) -> None:
+        """This controller did not run for a while: give all replicas that time."""
+        for replicas in self._sets.values():
+            for found in replicas.values():
+                found.until_ms += ms
+
+    def _leave_client(self, found: Heartbeats) -> None:
+        keys = self._by_client.get(found.client)
+        if keys is not None:
+            keys.discard(found.key)
+            if not keys:
+                del self._by_client[found.client]

@@ -120,6 +120,28 @@ class BrokerReplicasInfo(Body):
     replicas_info_table: dict[str, ReplicasInfo] = {}
 
 
+class ElectionInfo(Body):
+    """An election of a Penstock controller."""
+
+    epoch: Int = 0
+    master_broker_id: Long = -1
+    time_ms: Long = 0
+    reason: str = ""
+
+
+class ReplicasInfoWithHistory(ReplicasInfo):
+    """The replicas of a broker, as a Penstock controller knows them. Java ignores the addition."""
+
+    election_history: list[ElectionInfo] = []
+    """The newest at the end."""
+
+
+class BrokerReplicasInfoWithHistory(Body):
+    """CONTROLLER_GET_SYNC_STATE_DATA, as a Penstock controller answers it."""
+
+    replicas_info_table: dict[str, ReplicasInfoWithHistory] = {}
+
+
 class SyncStateSet(Body):
     """The in-sync set of a broker, by the ids of the controller."""
 

@@ -1,0 +1,108 @@
+"""The parts of a controller that keeps its state in etcd, wired together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl as tls
+from typing import Any
+
+from penstock.clock import Clock, finish_within
+from penstock.config.controller_settings import ControllerConfig, etcd_endpoints
+from penstock.errors import TlsError
+from penstock.server.controller.etcd.client import Endpoint, EtcdClient
+from penstock.server.controller.etcd.etcd_store import EtcdStore
+from penstock.server.controller.etcd.keys import Keys
+from penstock.server.controller.etcd.lease_liveness import LeaseLiveness
+from penstock.server.controller.etcd.leases import Leases
+from penstock.server.controller.etcd.view import View
+from penstock.server.controller.etcd.watch import Watch
+
+log = logging.getLogger(__name__)
+
+START_MS = 10_000
+"""How long a starting controller waits for etcd. After that it starts and goes on trying."""
+SILENT_MS = 15_000
+"""Without an answer of etcd for this long, the controller is not ready."""
+
+
+class EtcdBackend:
+    """A store and a liveness in etcd."""
+
+    def __init__(self, config: ControllerConfig, clock: Clock, address: str) -> None:
+        """`address` of this controller. Raises TlsError if a file can't be used."""
+        self._clock = clock
+        self.client = EtcdClient(
+            endpoints(config), user=config.etcd_user, password=config.etcd_password, clock=clock
+        )
+        keys = Keys(config.etcd_prefix)
+        self.view = View(keys)
+        self.watch = Watch(self.client, keys, self.view, clock, address=address)
+        self._leases = Leases(self.client, keys, self.view, clock, address=address)
+        self.store = EtcdStore(self.client, keys, self.view, clock)
+        self.liveness = LeaseLiveness(clock, self._leases, self.view)
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    async def start(self) -> None:
+        """Read everything, if etcd answers, and keep it up to date. Raises EtcdRefused."""
+        await self.client.check()
+        self._tasks = [
+            asyncio.ensure_future(work)
+            for work in (
+                self.watch.run(),
+                self.watch.tick(),
+                self._leases.run(),
+                self.liveness.report_deaths(),
+            )
+        ]
+        try:
+            await finish_within(self._clock, START_MS, self.watch.loaded.wait())
+        except TimeoutError:
+            log.error("etcd does not answer; trying again: %s", self.client.figures.error)
+
+    async def close(self) -> None:
+        await self.liveness.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.watch.close()
+        self.client.close()
+
+    def not_ready(self) -> str | None:
+        """Why the controller is not ready; None if it is."""
+        figures = self.client.figures
+        if not self.watch.loaded.is_set():
+            return f"etcd has not answered yet: {figures.error or 'no error'}"
+        silent_ms = self._clock.monotonic_ms() - figures.answered_ms
+        if silent_ms > SILENT_MS:
+            return f"etcd has not answered for {silent_ms // 1000} s: {figures.error}"
+        return None
+
+
+def endpoints(config: ControllerConfig) -> list[Endpoint]:
+    """The members of the cluster. Raises TlsError if a file can't be used."""
+    found = etcd_endpoints(config.etcd)
+    with_tls = bool(config.etcd_ca or config.etcd_certificate)
+    context = None
+    if with_tls or any(https for *_, https in found):
+        context = _context(config)
+    return [
+        Endpoint(host, port, context if with_tls or https else None) for host, port, https in found
+    ]
+
+
+def _context(config: ControllerConfig) -> tls.SSLContext:
+    try:
+        context = tls.create_default_context(cafile=config.etcd_ca or None)
+    except OSError as error:
+        raise TlsError(f"can't use controller.etcd_ca {config.etcd_ca}: {error}") from None
+    context.minimum_version = tls.TLSVersion.TLSv1_2
+    if config.etcd_certificate:
+        try:
+            context.load_cert_chain(config.etcd_certificate, config.etcd_key or None)
+        except OSError as error:
+            raise TlsError(
+                f"can't use controller.etcd_certificate {config.etcd_certificate} and "
+                f"controller.etcd_key: {error}"
+            ) from None
+    return context
