@@ -11,7 +11,7 @@ import functools
 import subprocess
 from pathlib import Path
 
-from tests.compat.golang import cache_root
+from tests.compat.go_program import cache_root
 
 PATTERN = "usr/lib/*/faketime/libfaketime.so.1"
 
