@@ -54,6 +54,11 @@ class Plan(NamedTuple):
     sync_flush: bool = True
     settings: Mapping[str, Any] = REPLICATION
     """Settings of the replication."""
+    topics: tuple[str, ...] = ()
+    """Topics that all replicas have from the beginning: slaves copy the table of topics only every
+    few seconds."""
+    queues: int = 3
+    """Of each topic."""
 
 
 class SetState(NamedTuple):
@@ -93,6 +98,7 @@ class Cluster:
             if library() is not None:
                 self.clocks[name] = FakeClock(root / f"{name}.clock")
                 environment = self.clocks[name].environment()
+            self._create_topics(name)
             command = penstock_command("broker", "-c", str(file))
             self._add(name, BROKER_PORT, command, environment)
 
@@ -162,6 +168,21 @@ class Cluster:
             announce = "{address}"
             {lines}
             """
+
+    def _create_topics(self, name: str) -> None:
+        table = {
+            topic: {
+                "topicName": topic,
+                "readQueueNums": self.plan.queues,
+                "writeQueueNums": self.plan.queues,
+                "perm": 6,
+                "topicFilterType": "SINGLE_TAG",
+            }
+            for topic in self.plan.topics
+        }
+        folder = self.disk(name) / "config"
+        folder.mkdir(parents=True)
+        (folder / "topics.json").write_text(json.dumps({"topicConfigTable": table}))
 
     def _etcd_command(self, name: str) -> list[str]:
         clients, peers = (
