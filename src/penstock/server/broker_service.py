@@ -141,7 +141,10 @@ class BrokerService:
         controlled = None
         if self._controlled is not None and self.contact is not None:
             controlled = ControlledReplica(
-                self.contact.replica_id, self._controlled.lead_state, self.contact.ask_for_set
+                self.contact.replica_id,
+                self._controlled.lead_state,
+                self.contact.ask_for_set,
+                self._controlled.confirm_offset,
             )
         # A role that the last start in this process did not have was given by a promotion.
         promoted = self._restarting is not None and assigned != self._assigned

@@ -62,9 +62,15 @@ class StoreSlaveLog:
     """The log of a slave."""
 
     def __init__(
-        self, store: MessageStore, history: EpochHistory, save: Callable[[EpochHistory], None]
+        self,
+        store: MessageStore,
+        history: EpochHistory,
+        save: Callable[[EpochHistory], None],
+        *,
+        confirmed: int = OFFSET_MAX,
     ) -> None:
-        """`save` stores the epochs durably."""
+        """`save` stores the epochs durably. Readers see the log up to `confirmed` until a master
+        says how much is confirmed."""
         self._store = store
         self._save = save
         self.history = history
@@ -78,7 +84,7 @@ class StoreSlaveLog:
         self._saving: Future[None] | None = None
         self._being_saved: tuple[Epoch, ...] = ()
         self._epochs_known_to = OFFSET_MAX  # the epochs behind this log offset are not stored yet
-        self._master_confirm = OFFSET_MAX
+        self._master_confirm = confirmed
         self.publish()
 
     @property
