@@ -260,7 +260,7 @@ class BrokerService:
     def _new_broker(self, store: MessageStore, address: str, host: str) -> Broker:
         now_ms = self._clock.now_ms()
         if self.settings.current.replication.role == "slave":
-            role = ReplicaRole(slave=True)
+            role = ReplicaRole(slave=True, hides_log=self._controlled is not None)
             return Broker(self.settings, store, address, host, now_ms, role=role)
         return self._make_broker(self.settings, store, address, host, now_ms)
 

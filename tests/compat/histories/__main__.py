@@ -25,6 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seeds", nargs="+")
     parser.add_argument("--keep", type=Path, help="where failing histories are kept")
+    parser.add_argument("--all", action="store_true", help="keep all histories")
     parser.add_argument("--file", action="store_true", help="controllers on a file only")
     parser.add_argument("--faults", type=int, default=FAULTS, help="faults of one history")
     given = parser.parse_args()
@@ -40,6 +41,7 @@ def main() -> int:
                 keep / f"seed-{seed}",
                 etcd=not given.file and not go_missing(),
                 faults_max=given.faults,
+                keep=given.all,
             )
             count += 1
             found.update(one.kind for one in result.violations)

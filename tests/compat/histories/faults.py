@@ -21,7 +21,7 @@ from tests.compat.histories.machines_network import CLIENTS, Direction, both_way
 from tests.compat.histories.server_process import ServerProcess
 
 CLOCK_STEPS_S = (-3_600.0, -30.0, -2.0, 2.0, 30.0, 3_600.0)
-WHOLE_S = 20.0
+WHOLE_S = 6.0
 """How long the deletion of a disk waits for all replicas to be in sync."""
 
 BeginFault: TypeAlias = Callable[[Cluster, Random], AbstractAsyncContextManager[str]]
@@ -344,6 +344,8 @@ ALWAYS: tuple[BeginFault, ...] = (
     kill_all_brokers, freeze_slave, controllers_see_only_slaves, kill_nameserver,
     isolate_controllers,
 )  # fmt: skip
+NEEDS_ALL_REPLICAS: tuple[BeginFault, ...] = (delete_disk_of_master, delete_disk_of_slave)
+"""These begin when other faults have ended."""
 WITH_CLOCKS: tuple[BeginFault, ...] = (step_clock,)
 WITH_ETCD: tuple[BeginFault, ...] = (
     kill_etcd_leader, freeze_etcd_leader, isolate_etcd_leader, isolate_a_controller_from_etcd,

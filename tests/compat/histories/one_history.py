@@ -85,13 +85,14 @@ def run_history(
     etcd: bool,
     java: JavaSession | None = None,
     faults_max: int = FAULTS,
+    keep: bool = False,
 ) -> Result:
-    """Run one history. Its files are deleted unless there is a violation."""
+    """Run one history. Its files are deleted unless there is a violation, or with `keep`."""
     history = OneHistory(seed, network, root, plan_of(seed, etcd=etcd), java, faults_max)
     result = asyncio.run(history.run())
     write_history(root / "history.jsonl", history.records)
     (root / "verdict.txt").write_text(f"{result}\n")
-    if not result.violations:
+    if not result.violations and not keep:
         shutil.rmtree(root, ignore_errors=True)
     return result
 
@@ -191,6 +192,7 @@ class OneHistory:
                 if one.queue.startswith(f"{TOPIC}/")
             ]
             await consumer.await_all(wanted, DELIVERY_S)
+            self._say("the consumer has all that is acknowledged, or the time is over")
             state = await cluster.await_in_sync()
             self._elections = state.epoch
             master = state.master or master
@@ -217,6 +219,8 @@ class OneHistory:
         await asyncio.sleep(rng.uniform(0.2, 0.6))
         async with AsyncExitStack() as active:
             for fault in chosen:
+                if fault in faults.NEEDS_ALL_REPLICAS:
+                    await active.aclose()
                 what = await active.enter_async_context(fault(cluster, rng))
                 self._say(what)
                 await asyncio.sleep(rng.uniform(*LENGTH_S))

@@ -115,6 +115,16 @@ def test_the_store_refuses_messages_for_good(tmp_path: Path) -> None:
         assert env.broker.not_ready() is not None
 
 
+def test_a_slave_serves_no_pulls_before_a_master_has_confirmed_its_log(tmp_path: Path) -> None:
+    with slave(tmp_path, messages=3) as env:
+        env.broker.role.hides_log = True
+        answer = reply(env.pull())
+        assert answer.code == ResponseCode.SYSTEM_BUSY
+        assert "confirmed" in (answer.remark or "")
+        env.broker.role.hides_log = False
+        assert len(bodies(env.pull())) == 3
+
+
 def test_nothing_is_delivered_by_time(tmp_path: Path) -> None:
     with broker_fixture(tmp_path, settings(slave=False)) as env:
         env.send(properties={"DELAY": "1"})

@@ -136,7 +136,7 @@ class ControlledServices:
         """Also after a start: the new services know nothing of it."""
         running = self._running()
         master = None if running is None else running.replication.master
-        if running is None or master is None:
+        if running is None or master is None or running.broker.role.steps_down:
             return
         writer = running.broker.context.store.writer
         if self._unconfirmed and writer.refusal is None:

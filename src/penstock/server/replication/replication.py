@@ -249,11 +249,17 @@ class Replication:
         self.metadata.start()
         confirmed = OFFSET_MAX if self._controlled is None else self._controlled.confirmed
         slave_log = StoreSlaveLog(self._store, self.history, self._save, confirmed=confirmed)
+
+        def received() -> None:
+            broker.role.hides_log &= not slave_log.opened_confirmed
+            after_work()
+
+        received()
         self.slave = ReplicationSlave(
             self._settings,
             slave_log,
             self._clock,
-            after_work,
+            received,
             ssl=ssl,
             find_begin=lambda: self.calls.log_begin(broker.role.master_address),
             epoch_least=lambda: self._heard,
