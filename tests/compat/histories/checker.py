@@ -167,8 +167,7 @@ def _gaps(history: History, contents: Contents) -> Iterator[Violation]:
         ]
         if missing:
             found.append(
-                f"{end.queue} lacks {missing[:SHOWN_MAX]} of "
-                f"{end.min_offset}-{end.max_offset - 1}"
+                f"{end.queue} lacks {missing[:SHOWN_MAX]} of {end.min_offset}-{end.max_offset - 1}"
             )
         if end.min_offset != 0:
             found.append(f"{end.queue} begins at {end.min_offset}")
@@ -217,9 +216,7 @@ def _not_delivered(history: History, sends: Iterable[Send]) -> Iterator[Violatio
 
 def _count(history: History, sends: list[Send], contents: Contents) -> Counts:
     bodies = {(queue, body) for (queue, _), body in contents.items()}
-    delivered = [
-        (one.group, one.queue, one.offset) for one in history if isinstance(one, Delivery)
-    ]
+    delivered = [(one.group, one.queue, one.offset) for one in history if isinstance(one, Delivery)]
     unknown = [one for one in sends if one.outcome == "unknown"]
     return Counts(
         acknowledged=sum(one.outcome == "acknowledged" for one in sends),

@@ -28,9 +28,7 @@ class JavaFlood:
         name = self._name
         self._java.do("producer.start", producer=name, namesrv=self._nameserver,
                       poll_namesrv_ms=ROUTES_MS, timeout_ms=SEND_MS)  # fmt: skip
-        self._java.do(
-            "flood.start", producer=name, flood=name, topic=JAVA_TOPIC, pause_ms=PAUSE_MS
-        )
+        self._java.do("flood.start", producer=name, flood=name, topic=JAVA_TOPIC, pause_ms=PAUSE_MS)
 
     def stop(self) -> list[Send]:
         """Stop it; returns its sends in their order."""

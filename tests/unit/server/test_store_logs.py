@@ -105,7 +105,11 @@ def test_a_slave_that_starts_knows_how_much_is_confirmed(tmp_path: Path) -> None
     store.close()
     store = open_store(tmp_path / "slave", small_config(sync_flush=False), SlowDisk())
     slave = StoreSlaveLog(store, EpochHistory(), lambda history: None, confirmed=second)
-    assert (store.log.end, store.confirm_offset, slave.opened_confirmed) == (len(log), second, False)
+    assert (store.log.end, store.confirm_offset, slave.opened_confirmed) == (
+        len(log),
+        second,
+        False,
+    )
     slave.confirm(model.stored[7].offset)
     slave.publish()
     assert (store.confirm_offset, slave.opened_confirmed) == (model.stored[7].offset, False)
