@@ -1,8 +1,8 @@
 """What happens to a cluster during a history.
 
 A fault is an async context manager: it begins, says what it did, lasts for as long as the block,
-and ends. Faults may overlap. Which machines take part depends on who is the master at that time, so a
-seed repeats the kinds of faults and their times, but not every detail.
+and ends. Faults may overlap. Which machines take part depends on who is the master at that time, so
+a seed repeats the kinds of faults and their times, but not every detail.
 
 Faults do not take away more than the promise allows: a disk is deleted only when all replicas are
 in sync. So there is always a replica with every acknowledged message.
