@@ -106,10 +106,11 @@ TITLES = {
     "broker": "The broker",
     "store": "The storage engine",
     "replication": "Replication",
-    "server": "Connections and limits of brokers and NameServers",
-    "tls": "TLS of brokers and NameServers",
+    "server": "Connections and limits of all servers",
+    "tls": "TLS of all servers",
     "access": "Authentication and authorization",
     "nameserver": "The NameServer",
+    "controller": "The controller",
 }
 
 

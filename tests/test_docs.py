@@ -13,6 +13,7 @@ from penstock.config.settings import TABLES
 from penstock.wire.codes import RequestCode, request_name
 from tests import errors_page, settings_page
 from tests.unit.broker.broker_kit import broker_fixture
+from tests.unit.controller.controller_kit import ControllerFixture
 from tests.unit.nameserver.nameserver_kit import NameServerFixture
 
 ROOT = Path(__file__).parent.parent
@@ -66,7 +67,7 @@ def test_every_command_is_on_a_page(command: str) -> None:
     ("page", "nouns"),
     [
         ("store.md", ("store",)),
-        ("running.md", ("up", "nameserver", "broker")),
+        ("running.md", ("up", "nameserver", "broker", "controller")),
         ("security.md", ("user", "acl")),
         ("cli.md", ("send", "tail", "topic", "cluster")),
     ],
@@ -108,6 +109,11 @@ def test_the_brokers_requests_are_on_its_page(tmp_path: Path) -> None:
 def test_the_nameservers_requests_are_on_its_page() -> None:
     rows = {request_name(code) for code in NameServerFixture().names.router.rows}
     assert codes_in("nameserver.md", "## Requests") == rows
+
+
+def test_the_controllers_requests_are_on_its_page() -> None:
+    rows = {request_name(code) for code in ControllerFixture().controller.router.rows}
+    assert codes_in("controller.md", "## Requests") == rows
 
 
 # --- architecture --------------------------------------------------------------------------------

@@ -9,8 +9,10 @@
 - penstock: our name server, broker and `penstock up` as child processes.
 - clusters: which servers a test runs against, ours or (PENSTOCK_COMPAT_PEER=apache) Apache's.
 - golang: Apache's Go client, built from the directory ``go`` and steered by commands.
+- etcd_cluster: three members of etcd as child processes, built from the directory ``etcd``.
 - mqadmin_*: the admin tool's commands, their facts, and the comparison with Apache.
 - reading: everything in a topic, read by a session.
 
-All of it needs Java 17 and Maven, except reading the stored golden bytes, and Go for golang.
+All of it needs Java 17 and Maven, except reading the stored golden bytes, and Go for golang and
+etcd_cluster.
 """

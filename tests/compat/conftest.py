@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from tests.depth import rounds
 
 from . import apache, clusters, maven
+from .go_program import go_missing
 from .java_session import JavaSession
 from .variants import DEFAULT, VARIANTS
 
@@ -28,7 +29,16 @@ QUICK_REBALANCE = {
 @pytest.fixture(scope="session")
 def java() -> None:
     """Skip the test where Java or Maven is missing; on CI that is a failure, never a skip."""
-    missing = maven.missing_tools()
+    _need(maven.missing_tools())
+
+
+@pytest.fixture(scope="session")
+def go() -> None:
+    """Skip the test where Go is missing; on CI that is a failure, never a skip."""
+    _need(["go"] if go_missing() else [])
+
+
+def _need(missing: Sequence[str]) -> None:
     if not missing:
         return
     message = f"needs {' and '.join(missing)} on the PATH"

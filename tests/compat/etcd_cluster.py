@@ -13,12 +13,16 @@ import http.client
 import json
 import os
 import signal
+import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from tests.integration.certificates import Pair
 
 from . import apache
 from .go_program import program
@@ -31,9 +35,18 @@ CALL_S = 5.0
 class EtcdCluster:
     """A cluster; a context manager. Members are numbers from 0 on."""
 
-    def __init__(self, directory: Path, *, members: int = 3, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        members: int = 3,
+        tls: Pair | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        """`tls` is the certificate of all members, and of this class as their client."""
         self._directory = directory
         self._options = tuple(options)
+        self._tls = tls
         self._ports = [(apache.free_port(), apache.free_port()) for _ in range(members)]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -67,9 +80,14 @@ class EtcdCluster:
         self._end()
 
     def start(self, member: int) -> None:
-        """Start a member that was killed, and wait until it answers."""
+        """Start a member that was killed, and wait until it knows a leader."""
         self._launch(member)
         self._eventually(lambda: self.status(member).get("leader"), f"member {member} has started")
+
+    def restart(self, member: int) -> None:
+        """Start a member that was killed, and wait until it listens."""
+        self._launch(member)
+        self._eventually(lambda: self._listens(member), f"member {member} listens")
 
     def kill(self, member: int) -> None:
         """End a member at once, as a crash would."""
@@ -94,8 +112,7 @@ class EtcdCluster:
     def call(self, path: str, message: Any, member: int | None = None) -> dict[str, Any]:
         """The answer of a member to a request of its gateway; of the leader, if none is named."""
         member = self.leader() if member is None else member
-        port = self._ports[member][0]
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=CALL_S)
+        connection = self._connect(member)
         try:
             connection.request("POST", path, json.dumps(message))
             answer: dict[str, Any] = json.loads(connection.getresponse().read())
@@ -109,6 +126,18 @@ class EtcdCluster:
             return self.call("/v3/maintenance/status", {}, member)
         except (OSError, http.client.HTTPException, ValueError):
             return {}
+
+    def _connect(self, member: int) -> http.client.HTTPConnection:
+        port = self._ports[member][0]
+        if self._tls is None:
+            return http.client.HTTPConnection("127.0.0.1", port, timeout=CALL_S)
+        context = ssl.create_default_context(cafile=str(self._tls.certificate))
+        context.load_cert_chain(*self._tls)
+        return http.client.HTTPSConnection("127.0.0.1", port, timeout=CALL_S, context=context)
+
+    def _listens(self, member: int) -> bool | None:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self._ports[member][0])) == 0 or None
 
     def _find_leader(self) -> int | None:
         """A member that says that it leads; another one must agree, if there is one."""
@@ -125,6 +154,10 @@ class EtcdCluster:
 
     def _launch(self, member: int) -> None:
         client, peer = (f"http://127.0.0.1:{port}" for port in self._ports[member])
+        tls: tuple[str, ...] = ()
+        if self._tls is not None:
+            client = client.replace("http:", "https:")
+            tls = ("--cert-file", str(self._tls.certificate), "--key-file", str(self._tls.key))
         cluster = ",".join(
             f"m{number}=http://127.0.0.1:{port}" for number, (_, port) in enumerate(self._ports)
         )
@@ -134,6 +167,7 @@ class EtcdCluster:
             *("--listen-client-urls", client, "--advertise-client-urls", client),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
             *("--initial-cluster", cluster, "--initial-cluster-token", "penstock"),
+            *tls,
             *self._options,
         ]
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -71,10 +71,12 @@ class Controller(Server):
     _main_class = "penstock controller"
     _announcement = "penstock controller is ready"
 
-    def __init__(self, directory: Path, *, timeout: float = 30.0) -> None:
-        port = apache.free_port()
+    def __init__(self, directory: Path, *, etcd: str = "", timeout: float = 30.0) -> None:
+        """Its state is in files, or in `etcd`."""
+        port = apache.free_port(above=2)
         super().__init__(directory, port, {}, timeout)
-        self._arguments = ("--port", str(port), "--data", str(directory / "data"))
+        where = ("--etcd", etcd) if etcd else ("--data", str(directory / "data"))
+        self._arguments = ("--port", str(port), *where)
 
 
 class Broker(Server):

@@ -1,4 +1,4 @@
-"""Apache's brokers under our controller: ids, elections, failover, and mqadmin's commands."""
+"""Apache's brokers under our controllers: ids, elections, failover, and mqadmin's commands."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from penstock.wire.codes import RequestCode, ResponseCode
+from tests.depth import DEPTH
 
 from . import apache, clusters, maven, penstock
 from .conftest import Sessions
+from .etcd_cluster import EtcdCluster
 from .java_session import ClientError, JavaSession, eventually
 from .mqadmin_shell import AdminShell
 from .reading import read_all
@@ -36,11 +39,18 @@ BROKER: dict[str, Any] = {
 }
 
 
+STORES = ("file", "etcd")
+EACH_ONCE = list(zip(maven.SERVER_VERSIONS, STORES, strict=True))
+"""Versions of the brokers with stores of the controllers."""
+ALL = list(product(maven.SERVER_VERSIONS, STORES))
+
+
 class Servers(NamedTuple):
-    """A NameServer, a controller and two brokers of Apache."""
+    """A NameServer, a controller or two with etcd, and two brokers of Apache."""
 
     names: penstock.NameServer
     controller: penstock.Controller
+    other: penstock.Controller | None
     brokers: dict[str, apache.Broker]
     """By their address."""
 
@@ -65,25 +75,35 @@ class Servers(NamedTuple):
         return found
 
 
-@pytest.fixture(params=maven.SERVER_VERSIONS)
+@pytest.fixture(params=ALL if DEPTH == "proof" else EACH_ONCE, ids=lambda both: "-".join(both))
 def servers(java: None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Servers]:
+    version, store = request.param
     with ExitStack() as stack:
         names = stack.enter_context(penstock.NameServer(tmp_path / "names"))
-        controller = stack.enter_context(penstock.Controller(tmp_path / "controller"))
+        etcd = ""
+        if store == "etcd":
+            request.getfixturevalue("go")
+            etcd = stack.enter_context(EtcdCluster(tmp_path / "etcd")).endpoints
+        controllers = [
+            stack.enter_context(penstock.Controller(tmp_path / f"controller-{number}", etcd=etcd))
+            for number in range(2 if etcd else 1)
+        ]
         brokers = [
             stack.enter_context(
                 apache.Broker(
                     tmp_path / f"broker-{number}",
                     tmp_path / f"store-{number}",
                     names.address,
-                    version=request.param,
-                    controllerAddr=controller.address,
+                    version=version,
+                    controllerAddr=";".join(one.address for one in controllers),
                     **BROKER,
                 )
             )
             for number in range(2)
         ]
-        yield Servers(names, controller, {broker.address: broker for broker in brokers})
+        other = controllers[1] if etcd else None
+        by_address = {broker.address: broker for broker in brokers}
+        yield Servers(names, controllers[0], other, by_address)
 
 
 def send(java: JavaSession, count: int) -> set[str]:
@@ -111,12 +131,16 @@ def test_apaches_brokers_fail_over(servers: Servers, sessions: Sessions) -> None
     java.do("producer.start", producer=NAME, namesrv=servers.names.address, poll_namesrv_ms=500)
     java.do("producer.create_topic", producer=NAME, topic=TOPIC, queues=4)
     sent = send(java, 30)
+    if servers.other is not None:
+        servers.other.kill()
     old = servers.brokers[first["masterAddress"]]
     old.kill()
     sent |= send(java, 30)
     second = servers.replicas()
     assert second["masterAddress"] != first["masterAddress"]
     assert second["masterEpoch"] == first["masterEpoch"] + 1
+    reason = second["electionHistory"][-1]["reason"]
+    assert reason == f"replica {first['masterBrokerId']} is dead: connection refused"
     old.start()
     assert servers.await_in_sync(2)["masterBrokerId"] == second["masterBrokerId"]
     sent |= send(java, 10)

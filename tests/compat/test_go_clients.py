@@ -6,7 +6,6 @@ The latter shows that what is expected here is what RocketMQ does.
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import time
 from collections import defaultdict
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from . import clusters, golang
+from . import clusters
 from .clusters import Cluster
 from .golang import Fields, GoClients, GoError, decode, encode
 
@@ -30,14 +29,9 @@ COMPRESSED = 1
 
 @pytest.fixture(scope="module")
 def cluster(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    go: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     """A cluster of its own: the common one asks for Java, which Go does not need."""
-    if golang.go_missing():
-        message = "needs go on the PATH"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
     if clusters.APACHE:
         request.getfixturevalue("java")
     with clusters.common(tmp_path_factory.mktemp("go-cluster")) as running:

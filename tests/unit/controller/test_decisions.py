@@ -1,5 +1,6 @@
 """The decisions of a controller: ids, elections, in-sync sets."""
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -7,6 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from penstock.controller import decisions
 from penstock.controller.broker_set import (
+    HISTORY_MAX,
+    REPLICAS_MAX,
     BrokerSet,
     LiveReplica,
     Living,
@@ -55,6 +58,13 @@ def test_ids_are_given_in_order_and_once() -> None:
         assert refused.code == ResponseCode.CONTROLLER_BROKER_ID_INVALID
     second = after(decisions.apply_id(state, "c", NAME, 2, "b:1;79"))
     assert decisions.next_id(second) == 3
+
+
+def test_the_number_of_replicas_is_limited() -> None:
+    full = broker_set(REPLICAS_MAX)
+    refused = decisions.apply_id(full, "c", NAME, full.next_id, "x:1;1")
+    assert (refused.code, refused.changed) == (ResponseCode.CONTROLLER_BROKER_ID_INVALID, False)
+    assert str(REPLICAS_MAX) in refused.remark
 
 
 def test_the_first_id_of_an_unknown_set_is_1() -> None:
@@ -127,6 +137,43 @@ def test_a_designated_replica_replaces_a_living_master() -> None:
 def test_an_unknown_broker_set_has_no_election(asking: int | None) -> None:
     refused = decisions.elect(None, NAME, alive(7), asking=asking, now_ms=NOW_MS)
     assert refused.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+
+
+# --- the history
+
+
+def test_the_history_names_the_reasons() -> None:
+    state = broker_set(3, master=None, in_sync=(), epoch=0)
+    state = after(decisions.elect(state, NAME, {}, asking=1, now_ms=1))
+    state = msgspec.structs.replace(state, in_sync=(1, 2))
+    state = after(decisions.elect(state, NAME, alive(2), why_dead="no heartbeats", now_ms=2))
+    state = msgspec.structs.replace(state, in_sync=(1, 2))
+    designated = decisions.elect(state, NAME, alive(1, 2), asking=1, designated=True, now_ms=3)
+    state = after(decisions.elect(after(designated), NAME, alive(2), now_ms=4))
+    state = after(decisions.elect(state, NAME, alive(2), asking=2, unclean=True, now_ms=5))
+    assert [(one.epoch, one.master_id, one.time_ms, one.reason) for one in state.history] == [
+        (1, 1, 1, "first master"),
+        (2, 2, 2, "replica 1 is dead: no heartbeats"),
+        (3, 1, 3, "asked for by an operator"),
+        (3, None, 4, "replica 1 is dead; no other member of the in-sync set is alive"),
+        (4, 2, 5, "there was no master; unclean: replica 2 was not in the in-sync set"),
+    ]
+
+
+def test_the_history_is_limited() -> None:
+    state = broker_set(2, in_sync=(1, 2))
+    for number in range(HISTORY_MAX + 5):
+        state = msgspec.structs.replace(state, in_sync=(1, 2))
+        other = alive(2 if state.master_id == 1 else 1)
+        state = after(decisions.elect(state, NAME, other, now_ms=number))
+    assert len(state.history) == HISTORY_MAX
+    assert state.history[-1].time_ms == HISTORY_MAX + 4
+
+
+def test_a_state_without_a_history_can_be_read() -> None:
+    """As written by earlier versions."""
+    data = b'{"cluster":"c","name":"b","replicas":{},"next_id":1}'
+    assert decode_broker_set(data).history == ()
 
 
 # --- the in-sync set

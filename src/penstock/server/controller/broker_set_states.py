@@ -11,12 +11,12 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.clock import Clock, pause
 from penstock.controller import decisions
 from penstock.controller.broker_set import BrokerSet, Heartbeat, LiveReplica, Living
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, SystemBusy
 from penstock.server.controller.liveness import TICK_MS, Liveness
 from penstock.server.controller.living_replicas import ReplicaKey
 from penstock.server.controller.notifications import Notifications
@@ -36,6 +36,7 @@ CONFLICT_MS = 20
 """The longest time that a decision waits after several conflicts with other controllers."""
 CONFLICTS = 3
 
+T = TypeVar("T")
 Decide = Callable[[BrokerSet | None, Living], "Decision"]
 Found = dict[str, tuple[BrokerSet, Living]]
 
@@ -86,16 +87,23 @@ class BrokerSetStates:
 
     def decide(self, name: str, decide: Decide) -> asyncio.Task[Decision]:
         """Decide until the state has not changed meanwhile."""
-        return self._spawn(self._decide(name, decide))
+        return self._spawn(self._for_client(self._decide(name, decide)))
 
     def read(self, names: Iterable[str]) -> asyncio.Task[Found]:
-        return self._spawn(self._read(names))
+        return self._spawn(self._for_client(self._read(names)))
 
     def heartbeat(self, heartbeat: Heartbeat) -> None:
         self._liveness.heartbeat(heartbeat)
 
     def disconnected(self, client: ClientId) -> None:
         self._liveness.disconnected(client)
+
+    async def _for_client(self, work: Coroutine[Any, Any, T]) -> T:
+        """Work for which a client waits."""
+        try:
+            return await work
+        except asyncio.CancelledError:
+            raise SystemBusy("the controller stops", hint="ask another controller") from None
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(work)

@@ -100,7 +100,13 @@ class SharedLiveness(Protocol):
 class LocalLiveness:
     """A `Liveness` by the heartbeats that this controller gets."""
 
-    def __init__(self, clock: Clock, shared: SharedLiveness | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        shared: SharedLiveness | None = None,
+        processes: ProcessCheck | None = None,
+    ) -> None:
+        """`processes` replaces the real check in tests."""
         self.deaths: asyncio.Queue[Death] = asyncio.Queue()
         self._clock = clock
         self._shared = shared
@@ -109,7 +115,7 @@ class LocalLiveness:
         """Replicas that have died since the start, and why."""
         self._tick_ms = self._clock.monotonic_ms()
         self._started_ms = self._tick_ms
-        self._processes = ProcessCheck(clock)
+        self._processes = processes or ProcessCheck(clock)
         self._suspected: set[ReplicaKey] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -190,7 +196,12 @@ class LocalLiveness:
 
     async def _try_address(self, noted: Heartbeats) -> None:
         """Find out whether the address of a replica can be reached."""
-        if await self._processes.dial(noted.address) is True:
+
+        def is_open() -> bool:
+            found = self._replicas.find(noted.key)
+            return found is not None and found.client == noted.client and not found.reachable
+
+        if await self._processes.has_started(noted.address, is_open):
             found = self._replicas.find(noted.key)
             if found is not None and found.address == noted.address:
                 found.reachable = True

@@ -17,6 +17,7 @@ DIALS_MAX = 64
 PAUSE_MS = 20
 """Until the next attempt; it doubles. A process that ends closes its sockets one after another."""
 PAUSE_MS_MAX = 500
+START_PAUSE_MS_MAX = 30_000
 
 
 class ProcessCheck:
@@ -34,6 +35,17 @@ class ProcessCheck:
                 return await finish_within(self._clock, DIAL_MS, _dial(host, port))
             except (ValueError, OSError, TimeoutError):  # no address, no such name
                 return None
+
+    async def has_started(self, address: str, is_open: Callable[[], bool]) -> bool:
+        """Dial until the connection is accepted: Apache's brokers send heartbeats before they
+        listen. False as soon as the question is not open any more."""
+        pause_ms = PAUSE_MS
+        while is_open():
+            if await self.dial(address) is True:
+                return True
+            await pause(self._clock, pause_ms)
+            pause_ms = min(pause_ms * 2, START_PAUSE_MS_MAX)
+        return False
 
     async def has_ended(self, address: str, is_open: Callable[[], bool]) -> bool:
         """Dial until the connection is refused; False as soon as the question is not open any

@@ -87,7 +87,7 @@ class EtcdFigures:
     answered_ms: int = -1
     """When the last call was answered, by the monotonic clock; -1: never."""
     error: str = ""
-    """Of the last call that was not."""
+    """Of the last attempt that failed."""
 
 
 class EtcdClient:
@@ -100,14 +100,15 @@ class EtcdClient:
         user: str = "",
         password: str = "",
         clock: Clock | None = None,
-        call_ms: int = CALL_MS,
+        call_ms: int = 0,
     ) -> None:
+        """`call_ms` replaces CALL_MS."""
         assert endpoints
         self._endpoints = list(endpoints)
         self._present = 0
         self._user, self._password = user, password
         self._clock: Clock = clock or LoopClock()
-        self._call_ms = call_ms
+        self._call_ms = call_ms or CALL_MS
         self._token = ""
         self._authenticating = asyncio.Lock()
         self._idle: list[tuple[Endpoint, HttpConnection]] = []
@@ -121,14 +122,6 @@ class EtcdClient:
             connection.close()
         self._open.clear()
         self._idle.clear()
-
-    async def check(self) -> None:
-        """Raise EtcdRefused if user and password are wrong; other errors may end."""
-        try:
-            await self._headers(self._clock.monotonic_ms() + self._call_ms)
-        except (HttpError, TimeoutError) as error:
-            self.figures.error = str(error)
-            self.leave()
 
     async def call(self, path: str, message: Any, kind: type[T]) -> T:
         """The answer to a request. Raises EtcdRefused, EtcdError or EtcdOutcomeUnknown."""
@@ -147,9 +140,6 @@ class EtcdClient:
                 return answer
             except EtcdRefused:
                 outcome = "refused"
-                raise
-            except EtcdError as error:
-                self.figures.error = error.message
                 raise
             finally:
                 if outcome != "failed":
@@ -215,7 +205,9 @@ class EtcdClient:
                 raise HttpError(refusal.message or f"HTTP status {response.status}", sent=True)
             except (HttpError, TimeoutError) as error:
                 late = isinstance(error, TimeoutError)
-                causes[str(endpoint)] = f"no answer within {wait_ms} ms" if late else str(error)
+                cause = f"no answer within {wait_ms} ms" if late else str(error)
+                causes[str(endpoint)] = cause
+                self.figures.error = f"{endpoint}: {cause}"
                 sent = sent or late or getattr(error, "sent", False)
                 self.figures.failures[str(endpoint)] += 1
             self.leave(endpoint)

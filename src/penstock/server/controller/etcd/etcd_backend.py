@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.clock import Clock, finish_within
 from penstock.config.controller_settings import ControllerConfig, etcd_endpoints
-from penstock.errors import TlsError
+from penstock.errors import EtcdError, EtcdRefused, TlsError
 from penstock.server.controller.etcd.client import Endpoint, EtcdClient
 from penstock.server.controller.etcd.etcd_store import EtcdStore
 from penstock.server.controller.etcd.keys import Keys
@@ -45,7 +45,13 @@ class EtcdBackend:
 
     async def start(self) -> None:
         """Read everything, if etcd answers, and keep it up to date. Raises EtcdRefused."""
-        await self.client.check()
+        try:
+            await finish_within(self._clock, START_MS, self.watch.read_all())
+        except EtcdRefused:
+            self.client.close()
+            raise
+        except (EtcdError, TimeoutError):
+            log.error("etcd does not answer; trying again: %s", self.client.figures.error)
         self._tasks = [
             asyncio.ensure_future(work)
             for work in (
@@ -55,10 +61,6 @@ class EtcdBackend:
                 self.liveness.report_deaths(),
             )
         ]
-        try:
-            await finish_within(self._clock, START_MS, self.watch.loaded.wait())
-        except TimeoutError:
-            log.error("etcd does not answer; trying again: %s", self.client.figures.error)
 
     async def close(self) -> None:
         await self.liveness.close()
@@ -71,7 +73,7 @@ class EtcdBackend:
     def not_ready(self) -> str | None:
         """Why the controller is not ready; None if it is."""
         figures = self.client.figures
-        if not self.watch.loaded.is_set():
+        if not self.watch.resyncs:
             return f"etcd has not answered yet: {figures.error or 'no error'}"
         silent_ms = self._clock.monotonic_ms() - figures.answered_ms
         if silent_ms > SILENT_MS:

@@ -41,7 +41,9 @@ PAGE_KEYS = 500
 TICK_MS = 5_000
 """How often the own key is written. The watch must report it before the next time."""
 TICK_TTL_S = 30
-RETRY_MS = 200
+RETRY_MS = 100
+"""Until the next attempt; it doubles."""
+RETRY_MS_MAX = 5_000
 LEASE_MAX = (1 << 63) - 1
 
 
@@ -56,7 +58,7 @@ class Watch:
         clock: Clock,
         *,
         address: str,
-        tick_ms: int = TICK_MS,
+        tick_ms: int | None = None,
     ) -> None:
         """`address` of this controller is the value of its own key."""
         self._client = client
@@ -64,7 +66,7 @@ class Watch:
         self._view = view
         self._clock = clock
         self._address = address.encode()
-        self._tick_ms = tick_ms
+        self._tick_ms = tick_ms or TICK_MS
         self._lease = 0
         self._own = keys.controller(secrets.randbelow(LEASE_MAX) + 1)
         self._revision = 0
@@ -72,17 +74,17 @@ class Watch:
         self._began = 0
         """The revision of etcd when the present stream began."""
         self._streaming: asyncio.Task[None] | None = None
-        self.loaded = asyncio.Event()
-        """Everything was read once."""
         self.resyncs = 0
         """How often everything was read."""
 
     async def run(self) -> None:
         """Watch until cancelled."""
+        retry_ms = RETRY_MS
         while True:
+            began = self._view.interruptions
             try:
                 if not self._revision:
-                    await self._read_all()
+                    await self.read_all()
                 self._streaming = asyncio.ensure_future(self._stream())
                 try:
                     await asyncio.shield(self._streaming)
@@ -95,7 +97,10 @@ class Watch:
                 if task is not None and task.cancelling():
                     raise
                 log.warning("the watch of etcd reports nothing: reading everything again")
-            await pause(self._clock, RETRY_MS)
+            if self._view.interruptions != began:
+                retry_ms = RETRY_MS  # it has worked for a while
+            await pause(self._clock, retry_ms)
+            retry_ms = min(2 * retry_ms, RETRY_MS_MAX)
 
     async def tick(self) -> None:
         """Write the own key until cancelled, and check that the watch reports it."""
@@ -121,9 +126,8 @@ class Watch:
             except EtcdError as error:
                 log.info("this controller is listed in etcd for %d s: %s", TICK_TTL_S, error)
 
-    # --- reading
-
-    async def _read_all(self) -> None:
+    async def read_all(self) -> None:
+        """Read all keys. Raises EtcdError."""
         found: list[KeyValue] = []
         request: Message = {**prefix_request(self._keys.all), "limit": str(PAGE_KEYS)}
         answer = await self._client.call("/v3/kv/range", request, RangeAnswer)
@@ -139,7 +143,8 @@ class Watch:
         self._view.reset(found, revision)
         self._revision = revision
         self.resyncs += 1
-        self.loaded.set()
+
+    # --- the stream
 
     async def _stream(self) -> None:
         message = {
