@@ -181,7 +181,7 @@ class NotMaster(NotWriteable):
 class NotEnoughReplicas(NotWriteable):
     """Fewer replicas are in sync than writing needs."""
 
-    code = 1  # SYSTEM_ERROR, as in RocketMQ: clients try another broker
+    code = 2  # SYSTEM_BUSY: clients try again; RocketMQ answers SYSTEM_ERROR
     hint = "start the missing slaves and wait until they have caught up, or lower the setting"
 
 

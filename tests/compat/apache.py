@@ -82,6 +82,11 @@ class Server:
 
     def start(self) -> None:
         """Start the process and return when it accepts requests. May be used again after stop."""
+        self.begin()
+        self.await_ready()
+
+    def begin(self) -> None:
+        """Start the process, without waiting for it."""
         # Again on every start: the broker may rewrite it.
         lines = [f"{key}={java_text(value)}\n" for key, value in self._conf.items()]
         self._conf_file.write_text("".join(lines))
@@ -90,6 +95,9 @@ class Server:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
             )
+
+    def await_ready(self) -> None:
+        """Return when the process accepts requests."""
         try:
             self._await_ready()
         except BaseException:
@@ -285,3 +293,38 @@ def request(address: str, code: int, ext: dict[str, str], body: bytes = b"") -> 
 def java_text(value: object) -> str:
     """A value as a line of RocketMQ's configuration has it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class Controller(Server):
+    """Apache's controller, alone, with the log of DLedger or of JRaft."""
+
+    _main_class = "org.apache.rocketmq.controller.ControllerStartup"
+    _announcement = "The Controller Server boot success"
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        version: str = maven.V5_4,
+        kind: str = "DLedger",
+        timeout: float = 60.0,
+        **conf: Any,
+    ) -> None:
+        self.version = version
+        port = free_port()
+        raft = f"127.0.0.1:{free_port()}"
+        defaults: dict[str, Any] = {
+            "controllerType": kind,
+            "controllerDLegerGroup": "group1",
+            "controllerDLegerPeers": f"n0-127.0.0.1:{port}",
+            "controllerDLegerSelfId": "n0",
+            "controllerStorePath": directory / "store",
+            "configStorePath": directory / "controller.properties",
+            "mappedFileSize": 1024 * 1024,
+            "scanInactiveMasterInterval": 500,
+            "scanNotActiveBrokerInterval": 500,
+            "jRaftServerId": raft,
+            "jRaftInitConf": raft,
+            "jRaftControllerRPCAddr": f"127.0.0.1:{port}",
+        }
+        super().__init__(directory, port, {**defaults, **conf}, timeout)

@@ -107,6 +107,18 @@ class Replicas:
 
         await until(is_slave)
 
+    async def serves(self, number: int, *, slave: bool) -> None:
+        """Wait until this replica has restarted in a role."""
+
+        def has_role() -> bool:
+            service = self.services[number]
+            broker, server = service._broker, service._server  # None while it restarts
+            if broker is None or server is None:
+                return False
+            return broker.role.slave == slave and bool(server._listeners)
+
+        await until(has_role)
+
     async def bodies(self, number: int) -> list[bytes]:
         """The messages that this replica serves."""
         found = []
@@ -259,8 +271,10 @@ def test_the_slave_with_the_longer_log_must_be_promoted(
 def test_a_master_that_was_replaced_accepts_no_messages(
     tmp_path: Path,
     run: Run,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It was cut off from the NameServers while a slave was promoted, and went on running."""
+    """It was cut off from the NameServers and its slave, which was promoted, and ran on."""
+    monkeypatch.setattr(role_changes, "DISCONNECT_MS", 100)
     replicas = Replicas(tmp_path, role="async_master")
 
     async def body() -> None:
@@ -271,6 +285,11 @@ def test_a_master_that_was_replaced_accepts_no_messages(
                 task.cancel()
             await asyncio.gather(*(link._unregister() for link in registration._links))
             plan = await admin.plan_promotion("broker-a", 1, force=True)
+            with pytest.raises(Refused, match="this slave receives its log"):
+                await admin.promote(plan)
+            slave = replicas.services[1].replication.slave
+            assert slave is not None
+            await slave.close()
             assert await admin.promote(plan) == ()
             assert (await send(replicas.clients[0], 0)).code == 0
             registration._tasks.clear()
@@ -331,9 +350,7 @@ def test_an_old_plan_is_refused(replicas: Replicas, run: Run) -> None:  # noqa: 
             other = await admin.plan_promotion("broker-a", 1)
             assert other.master is not None
             await admin._change_role(other, other.master, "stepDown")
-            await until(lambda: replicas.services[0]._broker is not None)
-            await until(lambda: replicas.services[0].broker.role.slave)
-            await until(lambda: replicas.services[0]._server is not None)
+            await replicas.serves(0, slave=True)
             with pytest.raises(Refused, match="this broker is a slave now"):
                 await admin.promote(old)
             assert replicas.services[2].broker.role.slave
@@ -487,8 +504,9 @@ def test_a_restart_that_fails_is_repeated_and_logged(
             service = replicas.services[0]
             monkeypatch.setattr(BrokerService, "_open_store", fail)
             service._restart_soon()
-            await until(lambda: not failures and service._probe is None)
-            await until(lambda: service._server is not None)
+            restarting = service._restarting
+            assert restarting is not None
+            await restarting
             sent = await send(replicas.clients[0], 0)
             assert sent.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
 

@@ -166,7 +166,7 @@ def test_writes_are_refused_while_too_few_replicas_are_in_sync(
         rules = {"role": "sync_master", "min_in_sync_replicas": 2, "lag_ms_max": 500}
         async with pair.broker("master", **rules) as (client, master):
             refused = await send(client, 1)
-            assert refused.code == ResponseCode.SYSTEM_ERROR
+            assert refused.code == ResponseCode.SYSTEM_BUSY
             assert "in-sync replicas not enough" in (refused.remark or "")
             store = master.broker.context.store
             async with pair.broker("slave"):

@@ -83,6 +83,8 @@ def promote(
 
     The present master stops accepting messages, waits until the slave has all of them, and becomes
     the slave with this ID. Producers wait meanwhile. Both keep their roles when they restart.
+
+    Where controllers elect the master, they are asked to elect this slave. It must be in sync.
     """
 
     async def plan() -> "PromotionPlan":
@@ -109,7 +111,7 @@ def promote(
     problems = run(work(planned))
     epoch = f", epoch {planned.epoch}" if planned.epoch else ""
     print(f"{planned.slave.broker.address} is the master of {broker} ({planned.role}{epoch})")
-    if planned.master is None:
+    if planned.master is None and not planned.controllers:
         print("the old master could not be asked to step down; if it still runs, stop it now")
     for problem in problems:
         print(problem)
@@ -121,6 +123,9 @@ def _plan_lines(plan: "PromotionPlan") -> Iterator[str]:
         f"{slave.broker.name} {slave.broker.id} ({slave.broker.address}) becomes the master "
         f"({plan.role})"
     )
+    if plan.controllers:
+        yield f"the controllers {';'.join(plan.controllers)} elect it; the other replicas follow"
+        return
     if master is not None:
         yield f"the current master {master.broker.address} becomes slave {slave.broker.id}"
     else:

@@ -1,4 +1,5 @@
-"""Supervises `penstock up`: the NameServer runs in this process, each broker in a child process.
+"""Supervises `penstock up`: the NameServer and the controller run in this process, each broker in a
+child process.
 
 A child reports on its stdout that it is ready. If a child fails before that, everything stops. A
 child that ends later is restarted after a delay, which doubles while the child keeps failing.
@@ -118,15 +119,24 @@ class ChildProcess:
 
 
 async def supervise(
-    settings: Settings, children: Sequence[ChildProcess], on_up: Callable[[], None]
+    settings: Settings,
+    children: Sequence[ChildProcess],
+    on_up: Callable[[], None],
+    *,
+    with_controller: bool = False,
 ) -> None:
-    """Run a NameServer and the children until a signal; call `on_up` when all are ready."""
+    """Run a NameServer, a controller if it is wanted, and the children until a signal; call `on_up`
+    when all are ready."""
+    from penstock.server.controller.controller_service import ControllerService
     from penstock.server.nameserver_service import NameServerService
 
     stopped = asyncio.Event()
     _catch_signals(stopped, children)
     nameserver = NameServerService(settings)
     await nameserver.start()
+    controller = ControllerService(settings) if with_controller else None
+    if controller is not None:
+        await controller.start()
     supervisors = [asyncio.create_task(child.supervise()) for child in children]
     stop = asyncio.create_task(stopped.wait())
     ready = asyncio.create_task(_all_ready(children))
@@ -139,6 +149,8 @@ async def supervise(
         ready.cancel()
         stop.cancel()
         await _stop_children(children, supervisors, settings.server.stop_ms / 1000 + CLOSING_S)
+        if controller is not None:
+            await controller.stop()
         await nameserver.stop()
 
 

@@ -20,6 +20,11 @@ PORTS_APART = 10
 the VIP channel."""
 BROKERS_MAX = len(string.ascii_lowercase)
 REPLICAS_MAX = 8
+CONTROLLED_REPLICAS = 3
+"""From this number of replicas on, a controller elects masters. With two, nothing could be accepted
+after a failure: each message must have two copies."""
+CONTROLLER_PORT_APART = 2
+"""From the port of the NameServer to that of the controller, as in RocketMQ."""
 _WILDCARDS = ("0.0.0.0", "::", "")
 
 EXAMPLE = """
@@ -76,7 +81,13 @@ or with RocketMQ's mqadmin:
     type=click.IntRange(1, REPLICAS_MAX),
     default=1,
     show_default=True,
-    help="Number of copies of each message: a master and its slaves. Each is a process.",
+    help="Number of copies of each message: a master and its slaves. Each is a process. With 3 or "
+    "more, a controller elects another master if the master fails.",
+)
+@click.option(
+    "--etcd",
+    metavar="HOST:PORT,…",
+    help="Keep the state of the controller in this etcd instead of a file.",
 )
 @click.option(
     "--console-port",
@@ -96,6 +107,7 @@ def up(
     broker_port: int | None,
     brokers: int,
     replicas: int,
+    etcd: str | None,
     console_port: int,
     no_console: bool,
     announce: str | None,
@@ -114,6 +126,7 @@ def up(
         "broker.host": ("--host", host),
         "broker.port": ("--broker-port", broker_port),
         "broker.announce": ("--announce", announce),
+        "controller.etcd": ("--etcd", etcd),
     }
     loaded = startup.load_settings(config_file, "broker", flags)
     layout = ClusterLayout(loaded, data, brokers, replicas)
@@ -123,11 +136,18 @@ def up(
     async def main() -> None:
         children: list[ChildProcess] = []
         for number, member in enumerate(layout.members):
-            # Slaves are started later: the NameServer tells them where their master is.
-            after = children[layout.master_of(member)] if member.slave else None
+            # Slaves are started later: the NameServer tells them where their master is. Replicas
+            # with a controller are started together, because it elects one of them.
+            later = member.slave and not layout.controlled
+            after = children[layout.master_of(member)] if later else None
             command = layout.command(number, config_file, log_form)
             children.append(ChildProcess(str(member), command, layout.environ(number), after))
-        await supervise(layout.settings, children, lambda: startup.say(layout.announcement()))
+        await supervise(
+            layout.settings,
+            children,
+            lambda: startup.say(layout.announcement()),
+            with_controller=layout.controlled,
+        )
 
     startup.serve(main)
     return 0
@@ -152,6 +172,11 @@ class ClusterLayout:
         settings = loaded.settings
         self._replicas = replicas
         self._given = loaded.given
+        own_roles = {"replication.role", "replication.controllers"} & set(loaded.given)
+        self.controlled = not own_roles and (
+            replicas >= CONTROLLED_REPLICAS or (replicas > 1 and "controller.etcd" in loaded.given)
+        )
+        """Whether a controller elects the masters."""
         broker = settings.broker
         self.base = data or Path("penstock-data")
         self._own_data = "broker.data" in loaded.given and data is None and brokers == 1
@@ -173,7 +198,17 @@ class ClusterLayout:
             nameserver = msgspec.structs.replace(nameserver, host=broker.host)
         if "nameserver.data" not in loaded.given:
             nameserver = msgspec.structs.replace(nameserver, data=str(self.base / "nameserver"))
-        self.settings: Settings = msgspec.structs.replace(settings, nameserver=nameserver)
+        controller = settings.controller
+        if "controller.host" not in loaded.given:
+            controller = msgspec.structs.replace(controller, host=broker.host)
+        if "controller.port" not in loaded.given:
+            port = nameserver.port + CONTROLLER_PORT_APART
+            controller = msgspec.structs.replace(controller, port=port)
+        if "controller.data" not in loaded.given:
+            controller = msgspec.structs.replace(controller, data=str(self.base / "controller"))
+        self.settings: Settings = msgspec.structs.replace(
+            settings, nameserver=nameserver, controller=controller
+        )
 
     def port(self, number: int) -> int:
         return self.settings.broker.port + PORTS_APART * number
@@ -211,7 +246,12 @@ class ClusterLayout:
         ):
             if port > 0:
                 environ[name] = str(port + PORTS_APART * number)
-        if self._replicas > 1:
+        if self.controlled:
+            controller = self.settings.controller
+            host = "127.0.0.1" if controller.host in _WILDCARDS else controller.host
+            environ["PENSTOCK_REPLICATION_CONTROLLERS"] = f"{host}:{controller.port}"
+            environ["PENSTOCK_REPLICATION_PROTOCOL"] = "epochs"
+        elif self._replicas > 1:
             environ |= self._role(self.members[number])
         return environ
 

@@ -65,6 +65,12 @@ class Route:
         """Names of the brokers that have the topic."""
         return tuple(sorted({queue.broker_name for queue in self.data.queue_datas}))
 
+    @property
+    def lacks_master(self) -> bool:
+        """Whether messages could be sent to this topic if one of its brokers had a master."""
+        writable = any(queue.perm & PERM_WRITE for queue in self.data.queue_datas)
+        return not self.write_queues and writable
+
     def _ordered_queues(self) -> tuple[MessageQueue, ...]:
         """Queues fixed by the order configuration of the NameServers (`broker:count;…`)."""
         return tuple(

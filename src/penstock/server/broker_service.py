@@ -8,9 +8,10 @@ import gc
 import logging
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -40,6 +41,7 @@ from penstock.server.request_loop import RequestLoop
 from penstock.server.route_queries import RouteQueries
 from penstock.server.server import Server
 from penstock.server.server_metrics import (
+    add_contact_metrics,
     add_process_metrics,
     add_registration_metrics,
     add_server_metrics,
@@ -56,6 +58,7 @@ log = logging.getLogger(__name__)
 WILDCARDS = ("0.0.0.0", "::", "")
 SELF_CHECK_MS = 3_000
 RESTART_MS = 5_000
+ROLE_POLL_MS = 20
 
 
 class BrokerService:
@@ -87,16 +90,37 @@ class BrokerService:
         """With the controllers, if there are any."""
         self._restarting: asyncio.Future[None] | None = None
         self._starting = asyncio.Lock()
+        self._waiting: asyncio.Future[None] | None = None
         self._stopping = False
 
     async def start(self) -> None:
         """Open the store, listen, check the announced address, register."""
         async with self._starting:
             if self.settings.current.replication.controllers:
-                await self._join_controllers()
+                await self._wait(self._join_controllers())
+            if self._stopping:
+                return
             await self._start_services()
-            if self.contact is not None:
-                self._meet_controllers(self.contact)
+        if self.contact is not None:
+            self._meet_controllers(self.contact)
+            await self._wait(self._await_role())
+
+    async def _wait(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for the controllers, or until `interrupt`."""
+        self._waiting = waiting = asyncio.ensure_future(work)
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+        finally:
+            self._waiting = None
+
+    def interrupt(self) -> None:
+        """Let a start that waits for the controllers return; `stop` follows."""
+        self._stopping = True
+        if self._waiting is not None:
+            self._waiting.cancel()
 
     async def _join_controllers(self) -> None:
         """Get an id from the controllers."""
@@ -128,6 +152,15 @@ class BrokerService:
             log_epoch=history.last.number if history.last is not None else 0,
             log_complete=store.report.pages_kept or self.settings.current.store.sync_flush,
         )
+
+    async def _await_role(self) -> None:
+        """Wait until this broker is a slave that follows, or a master that accepts messages."""
+        reported = ""
+        while (reason := self._not_ready()) is not None:
+            if reason != reported and self._running() is not None:
+                reported = reason
+                log.info("not ready yet: %s", reason)
+            await pause(self._clock, ROLE_POLL_MS)
 
     def _running(self) -> RunningServices | None:
         """The services, unless they are being started or stopped."""
@@ -376,6 +409,8 @@ class BrokerService:
         registry = broker_metrics(broker)
         add_server_metrics(registry, self._server, broker.router.refusals)
         add_registration_metrics(registry, self._registration.states)
+        if self.contact is not None:
+            add_contact_metrics(registry, self.contact)
         add_process_metrics(registry)
         self._probe = await serve_probe(config.host, port, registry, self._not_ready)
 
@@ -400,9 +435,13 @@ class BrokerService:
         return self._registration.summary()
 
     def _not_ready(self) -> str | None:
-        assert self._broker is not None
-        assert self._registration is not None
-        return self._broker.not_ready() or self._registration.not_ready()
+        if self._broker is None or self._registration is None or self._replication is None:
+            return "the role of this broker is being changed"
+        return (
+            self._broker.not_ready()
+            or self._registration.not_ready()
+            or (self._replication.not_ready() if self.contact is not None else None)
+        )
 
     def _restart_soon(self) -> None:
         """Stop and start again, without ending the process."""

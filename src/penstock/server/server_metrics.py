@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.metrics import Registry, Sample
 from penstock.server.nameserver_registration import NameServerState
+from penstock.server.replication.controlled_broker import ControlledBroker
 from penstock.server.server import Server
 
 _NAMESERVER = ("nameserver",)
@@ -79,6 +80,36 @@ def add_registration_metrics(registry: Registry, states: Sequence[NameServerStat
         "Failed registrations since the last success.",
         _NAMESERVER,
         read=lambda: [((state.address,), state.failures) for state in states],
+    )
+
+
+def add_contact_metrics(registry: Registry, contact: ControlledBroker) -> None:
+    """Add the metrics of a broker's contact with its controllers."""
+    registry.gauge(
+        "penstock_controller_lease_age_seconds",
+        "Time since a controller has last confirmed this replica.",
+        read=lambda: contact.lease_age_ms / 1000,
+    )
+    registry.gauge(
+        "penstock_controller_master_epoch",
+        "The epoch of the last master that this replica was told of.",
+        read=lambda: 0 if contact.role is None else contact.role.epoch,
+    )
+    registry.gauge(
+        "penstock_controller_in_sync_replicas",
+        "Members of the in-sync set, as the controllers last said.",
+        read=lambda: contact.in_sync_count,
+    )
+    registry.counter(
+        "penstock_controller_role_changes_total",
+        "How often this replica was told to be the master or to follow another one.",
+        read=lambda: contact.role_changes,
+    )
+    registry.counter(
+        "penstock_controller_calls_total",
+        "Heartbeats and other requests to controllers, by their outcome.",
+        ("outcome",),
+        read=lambda: [(("ok",), contact.calls_ok), (("failed",), contact.calls_failed)],
     )
 
 

@@ -42,7 +42,7 @@ async def serve_broker(settings: Settings, on_ready: Callable[[str], None]) -> N
     from penstock.server.broker_service import BrokerService
 
     service = BrokerService(settings)
-    await _serve(service, lambda: on_ready(service.registration_summary()))
+    await _serve(service, lambda: on_ready(service.registration_summary()), service.interrupt)
 
 
 async def serve_nameserver(settings: Settings, on_ready: Callable[[], None]) -> None:
@@ -59,16 +59,26 @@ async def serve_controller(settings: Settings, on_ready: Callable[[], None]) -> 
     await _serve(ControllerService(settings), on_ready)
 
 
-async def _serve(service: Runnable, on_ready: Callable[[], None]) -> None:
+async def _serve(
+    service: Runnable, on_ready: Callable[[], None], interrupt: Callable[[], None] | None = None
+) -> None:
+    """`interrupt` ends a start that waits for other servers."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        stopped.set()
+        if interrupt is not None:
+            interrupt()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
+        loop.add_signal_handler(number, stop)
     await service.start()
     # With 10,000 topics a full garbage collection of the loaded tables blocks the loop for 0.2 s.
     gc.freeze()
     try:
-        on_ready()
+        if not stopped.is_set():
+            on_ready()
         await stopped.wait()
     finally:
         await service.stop()

@@ -125,8 +125,8 @@ def test_rocketmqs_defaults_apply_to_a_broker_conf() -> None:
             "has no setting of Penstock or RocketMQ .ignored unknown",
         ),
         ("", "(?m)broker.conf has no setting of Penstock or RocketMQ$"),
-        ("enableDLegerCommitLog=true", "election"),
-        ("enableControllerMode=true", "election"),
+        ("enableDLegerCommitLog=true", "controllers elect the master"),
+        ("enableControllerMode=true", "set controllerAddr"),
         ("storeType=defaultRocksDB", "the only store type is default"),
         ("timerRocksDBEnable=true", "timerRocksDBEnable=true is not supported: .* not in RocksDB"),
         ("transRocksDBEnable=true", "follow docs/migration.md"),
@@ -213,7 +213,8 @@ def test_the_rate_limit_needs_flow_control_as_in_rocketmq(lines: bytes, rate: in
 
 
 _WRITTEN_WITH_DEFAULTS = (
-    "replication.port", "replication.announce", "replication.in_sync_replicas"
+    "replication.port", "replication.announce", "replication.in_sync_replicas",
+    "replication.min_in_sync_replicas",
 )  # fmt: skip
 
 

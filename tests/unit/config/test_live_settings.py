@@ -84,8 +84,8 @@ def test_unknown_names_are_ignored() -> None:
 
 def test_a_change_that_would_break_a_guarantee_is_refused_and_nothing_changes() -> None:
     live = LiveSettings(Settings())
-    with pytest.raises(InvalidParameter, match="enableControllerMode=true is not supported: there"):
-        live.change({"traceOn": "false", "enableControllerMode": "true"})
+    with pytest.raises(InvalidParameter, match="enableDLegerCommitLog=true is not supported: the"):
+        live.change({"traceOn": "false", "enableDLegerCommitLog": "true"})
     with pytest.raises(InvalidParameter, match="in_sync_replicas must be at most 1, not 2"):
         live.change({"traceOn": "false", "inSyncReplicas": "2"})
     assert live.current == Settings()

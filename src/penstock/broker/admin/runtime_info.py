@@ -136,6 +136,8 @@ def _replication_info(context: BrokerContext) -> dict[str, str]:
         "penstockBrokerId": str(broker.id),
         "penstockEpoch": str(state.epoch or 0),
     }
+    if controllers := context.settings.current.replication.controllers:
+        info["penstockControllers"] = controllers
     if state.epochs is not None:  # only then slaves have broker ids
         in_sync = [slave.name for slave in state.slaves if slave.in_sync]
         info["penstockInSyncSlaves"] = ",".join(in_sync)

@@ -38,6 +38,8 @@ class PromotionPlan:
     """The role of the new master: sync_master or async_master."""
     epoch: int
     """The epoch that it begins; 0 without epochs."""
+    controllers: tuple[str, ...] = ()
+    """The controllers that elect it, if there are any."""
 
 
 class PromotionAdmin(ReplicationAdmin):
@@ -67,6 +69,8 @@ class PromotionAdmin(ReplicationAdmin):
                 hint="check the name and the id with `penstock cluster status`",
             )
         _check_slave(slave)
+        if slave.controllers:
+            return _plan_election(slave, replicas)
         master = next((one for one in replicas if _may_be_master(one)), None)
         slaves = [one for one in replicas if one not in (slave, master)]
         others = tuple(one for one in slaves if one.problem is None)
@@ -89,6 +93,9 @@ class PromotionAdmin(ReplicationAdmin):
 
     async def promote(self, plan: PromotionPlan) -> tuple[str, ...]:
         """Carry out a plan; returns what did not succeed although the promotion did."""
+        if plan.controllers:
+            await self._elect(plan)
+            return ()
         if plan.master is not None:
             await self._change_role(plan, plan.master, "stepDown")
         try:
@@ -102,6 +109,29 @@ class PromotionAdmin(ReplicationAdmin):
             except PenstockError as error:
                 problems.append(f"slave {other.broker.id} ({other.broker.address}): {error}")
         return tuple(problems)
+
+    async def _elect(self, plan: PromotionPlan) -> None:
+        """Have a controller elect the slave, and wait until it is the master."""
+        fields = {
+            "clusterName": plan.slave.broker.cluster,
+            "brokerName": plan.slave.broker.name,
+            "brokerId": str(plan.slave.broker.id),
+            "designateElect": "true",
+            "invokeTime": str(self.session.clock.now_ms()),
+        }
+        problem: PenstockError | None = None
+        for address in plan.controllers:
+            try:
+                await self.ask(
+                    address, RequestCode.CONTROLLER_ELECT_MASTER, fields, timeout_ms=CHANGE_MS
+                )
+                break
+            except PeerError as error:
+                problem = error
+        else:
+            assert problem is not None
+            raise problem
+        await finish_within(self.session.clock, START_MS, self._await_master(plan.slave))
 
     async def _take_over(self, plan: PromotionPlan) -> None:
         """Make the slave the master, and wait until it is registered as such."""
@@ -144,6 +174,26 @@ class PromotionAdmin(ReplicationAdmin):
             except PenstockError:
                 pass
             await pause(self.session.clock, POLL_MS)
+
+
+def _plan_election(slave: ReplicaStatus, replicas: Sequence[ReplicaStatus]) -> PromotionPlan:
+    """Controllers elect the slave; they refuse one that is not in sync."""
+    if slave.in_sync is False:
+        raise Refused(
+            f"slave {slave.broker.id} ({slave.broker.address}) is not in sync",
+            hint="wait until it has caught up; `penstock cluster status` shows it",
+        )
+    master = next((one for one in replicas if _may_be_master(one)), None)
+    others = [one for one in replicas if one not in (slave, master)]
+    return PromotionPlan(
+        slave,
+        master,
+        tuple(one for one in others if one.problem is None),
+        tuple(one for one in others if one.problem is not None),
+        MASTER_ROLES[0],
+        max(one.newest_epoch or 0 for one in replicas) + 1,
+        slave.controllers,
+    )
 
 
 def _check_slave(slave: ReplicaStatus) -> None:

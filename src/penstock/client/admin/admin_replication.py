@@ -32,6 +32,8 @@ class ReplicaStatus:
     """The last epoch that it knows. A slave hears of an epoch before it has the log up to there."""
     penstock: bool = False
     """Whether it is one of Penstock's brokers."""
+    controllers: tuple[str, ...] = ()
+    """The controllers that give it its role, if there are any."""
     log_end: int | None = None
     behind: int | None = None
     """Slave: bytes of the master's log that it lacks."""
@@ -109,6 +111,7 @@ def _own_status(answers: _Answers) -> ReplicaStatus:
         if answers.epochs is not None and answers.epochs.epoch_list
         else None,
         penstock=info.penstock_version is not None,
+        controllers=tuple(filter(None, info.raw.get("penstockControllers", "").split(";"))),
         log_end=info.log_end,
         error=info.raw.get("penstockReplicationError", ""),
     )

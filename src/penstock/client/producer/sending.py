@@ -67,6 +67,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MASTER_MS: Final = 2_500
+"""How long a send waits if no broker of the topic has a master."""
+MASTER_POLL_MS: Final = 50
 RETRY_MS: Final = 50
 """Pause before a retry on the same broker; it grows with each attempt."""
 
@@ -441,6 +444,8 @@ class Sender(FastPath):
         """From the topic's route, else from the template topic's; raises NoRoute."""
         session = self._session
         route = session.cached_route(name) or await session.find_route(name)
+        if route is not None and route.lacks_master:
+            route = await self._await_master(name, route)
         if route is None and self.options.create_topics:
             route = session.cached_route(TOPIC_AUTO_CREATE)
             route = route or await session.find_route(TOPIC_AUTO_CREATE)
@@ -449,6 +454,15 @@ class Sender(FastPath):
         info = self.publish_infos[topic] = TopicPublishInfo(session, self.group, name, route)
         self._names[topic] = name
         return info
+
+    async def _await_master(self, name: str, route: Route) -> Route | None:
+        """Wait for the next master of a topic's brokers: a failed one may be replaced soon."""
+        until_ms = self.clock.monotonic_ms() + MASTER_MS
+        found: Route | None = route
+        while found is not None and found.lacks_master and self.clock.monotonic_ms() < until_ms:
+            await pause(self.clock, MASTER_POLL_MS)
+            found = await self._session.find_route(name)
+        return found
 
     async def _connection(self, pending: PendingSend, target: SendTarget) -> PeerConnection:
         pending.target = target

@@ -110,8 +110,10 @@ class ControlledBroker:
         self.role: ControlledRole | None = None
         self.confirmed_ms = clock.monotonic_ms()
         """When the last heartbeat was sent that a controller has answered."""
-        self.heartbeats_failed = 0
+        self.calls_ok = self.calls_failed = 0
+        self.role_changes = 0
         self._figures = LogFigures(0, 0, 0, False)
+        self._last_epoch = 0
         self._expired = False
         self._poll_now = asyncio.Event()
 
@@ -277,6 +279,9 @@ class ControlledBroker:
         if self.role is None:
             return
         action = self.role.learn(state, self._clock.monotonic_ms())
+        if action is not None and self.role.epoch != self._last_epoch:
+            self._last_epoch = self.role.epoch
+            self.role_changes += 1
         if isinstance(action, Lead):
             self._service.lead(action, self.replica_id)
         elif isinstance(action, Follow):
@@ -299,12 +304,11 @@ class ControlledBroker:
                     response = await peer.call(
                         RequestCode.BROKER_HEARTBEAT, fields, timeout_ms=timeout_ms
                     )
+                    self._count(response.code == ResponseCode.SUCCESS)
                     if response.code == ResponseCode.SUCCESS and leads:
                         self._confirmed(now_ms)
-                    elif response.code != ResponseCode.SUCCESS:
-                        self.heartbeats_failed += 1
                 except PeerError:
-                    self.heartbeats_failed += 1
+                    self._count(False)
                     asked_ms = -LEADER_MS
             await pause(self._clock, self._settings.current.replication.heartbeat_ms)
 
@@ -328,6 +332,10 @@ class ControlledBroker:
             "heartbeatTimeoutMills": str(replication.heartbeat_timeout_ms),
             "electionPriority": str(replication.election_priority),
         }
+
+    def _count(self, ok: bool) -> None:
+        self.calls_ok += ok
+        self.calls_failed += not ok
 
     def _confirmed(self, sent_ms: int) -> None:
         self.confirmed_ms = max(self.confirmed_ms, sent_ms)
@@ -356,6 +364,12 @@ class ControlledBroker:
     def lease_age_ms(self) -> int:
         """How long ago the controllers have confirmed this replica."""
         return self._clock.monotonic_ms() - self.confirmed_ms
+
+    @property
+    def in_sync_count(self) -> int:
+        """How many members the in-sync set has, as far as this replica knows."""
+        state = None if self.role is None else self.role.state
+        return 0 if state is None else len(state.in_sync)
 
     # --- the in-sync set
 

@@ -365,6 +365,12 @@ class Replication:
         elif self.slave is not None:
             self.slave.log_flushed()
 
+    def not_ready(self) -> str | None:
+        """Why a replica can't do its work under controllers, or None."""
+        if self.slave is not None and (self.slave.connection is None or self._finding is not None):
+            return "there is no master that this replica could follow"
+        return None
+
     async def close(self) -> None:
         """End all connections of the HA port."""
         self._stop_finding()

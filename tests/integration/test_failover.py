@@ -1,0 +1,278 @@
+"""Brokers under a controller, in this process: election, failover, planned switch, lease."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.client import AsyncAdmin
+from penstock.config import BrokerConfig, ControllerConfig, NameServerConfig, Settings
+from penstock.config.replication_settings import ReplicationConfig
+from penstock.server.broker_service import BrokerService
+from penstock.server.controller.controller_service import ControllerService
+from penstock.server.nameserver_service import NameServerService
+from penstock.transport.peer import Peer
+from penstock.wire.codes import ResponseCode
+from tests.integration.loops import Run, run  # noqa: F401
+from tests.integration.test_broker_service import free_port, send
+from tests.integration.test_replication import assert_equal, until
+from tests.store_kit import small_config
+
+
+class ControlledSet:
+    """A NameServer, a controller and the replicas of one broker, by their number."""
+
+    def __init__(self, root: Path, **replication: Any) -> None:
+        self.root = root
+        self._replication = replication
+        self.names = NameServerService(Settings(nameserver=NameServerConfig(port=0)))
+        self.controller_port = free_port()
+        self.controller = self._new_controller()
+        self.services: dict[int, BrokerService] = {}
+        self._settings: dict[int, Settings] = {}
+
+    def _new_controller(self) -> ControllerService:
+        config = ControllerConfig(port=self.controller_port, data=str(self.root / "controller"))
+        return ControllerService(Settings(controller=config))
+
+    def settings(self, number: int) -> Settings:
+        if number not in self._settings:
+            self._settings[number] = Settings(
+                broker=BrokerConfig(
+                    port=free_port(),
+                    data=str(self.root / str(number)),
+                    probe_port=0,
+                    vip_port=0,
+                    nameservers=f"127.0.0.1:{self.names.server.port}",
+                ),
+                store=small_config(sync_flush=False),
+                replication=ReplicationConfig(
+                    **{
+                        "controllers": f"127.0.0.1:{self.controller_port}",
+                        "port": free_port(),
+                        "report_ms": 200,
+                        "heartbeat_ms": 50,
+                        "heartbeat_timeout_ms": 500,
+                        "slave_timeout_ms": 500,
+                        **self._replication,
+                    }
+                ),
+            )
+        return self._settings[number]
+
+    @asynccontextmanager
+    async def running(self, count: int) -> AsyncIterator[None]:
+        await self.names.start()
+        await self.controller.start()
+        try:
+            await self.start(*range(count))
+            yield
+        finally:
+            for number in list(self.services):
+                await self.services.pop(number).stop()
+            await self.controller.stop()
+            await self.names.stop()
+
+    async def start(self, *numbers: int) -> None:
+        for number in numbers:
+            self.services[number] = BrokerService(self.settings(number))
+        await asyncio.gather(*(self.services[number].start() for number in numbers))
+
+    async def restart_controller(self) -> None:
+        self.controller = self._new_controller()
+        await self.controller.start()
+
+    def master(self) -> int | None:
+        """The number of the replica that is the master and has services."""
+        for number, service in self.services.items():
+            if service._broker is not None and not service._broker.role.slave:
+                return number
+        return None
+
+    async def await_master(self, besides: int | None = None) -> int:
+        """Wait until there is a master that accepts messages, other than this one."""
+        await until(
+            lambda: (
+                (found := self.master()) is not None
+                and found != besides
+                and self.services[found]._not_ready() is None
+            )
+        )
+        found = self.master()
+        assert found is not None
+        return found
+
+    async def await_in_sync(self, count: int) -> BrokerService:
+        """Wait until the in-sync set has this many members; returns the master."""
+
+        def enough() -> bool:
+            number = self.master()
+            master = None if number is None else self.services[number]._replication
+            return (
+                master is not None
+                and master.master is not None
+                and 1 + len(master.master.replicas.in_sync) == count
+            )
+
+        await until(enough)
+        number = self.master()
+        assert number is not None
+        return self.services[number]
+
+    @asynccontextmanager
+    async def client(self, number: int) -> AsyncIterator[Peer]:
+        peer = Peer(f"127.0.0.1:{self.settings(number).broker.port}")
+        try:
+            yield peer
+        finally:
+            await peer.close()
+
+    async def send_to(self, number: int, message: int) -> int:
+        async with self.client(number) as peer:
+            return (await send(peer, message)).code
+
+
+async def crash(service: BrokerService) -> None:
+    """End a broker as far as others can see, without handing over."""
+    contact = service.contact
+    assert contact is not None
+    await contact.close()
+    service.contact = None
+    await service.stop()
+
+
+def test_a_slave_is_elected_when_the_master_fails(
+    tmp_path: Path,
+    run: Run,  # noqa: F811
+) -> None:
+    brokers = ControlledSet(tmp_path)
+
+    async def body() -> None:
+        async with brokers.running(3):
+            await brokers.await_in_sync(3)
+            first = await brokers.await_master()
+            assert await brokers.send_to(first, 0) == ResponseCode.SUCCESS
+            epoch = brokers.services[first].replication.epoch
+            await crash(brokers.services.pop(first))
+            second = await brokers.await_master(besides=first)
+            assert brokers.services[second].replication.epoch == epoch + 1
+            assert await brokers.send_to(second, 1) == ResponseCode.SUCCESS
+            await brokers.start(first)
+            master = await brokers.await_in_sync(3)
+            assert brokers.services[first].broker.role.slave
+            await assert_equal(master, brokers.services[first])
+
+    run(body())
+
+
+def test_a_master_without_enough_replicas_accepts_nothing(
+    tmp_path: Path,
+    run: Run,  # noqa: F811
+) -> None:
+    brokers = ControlledSet(tmp_path)
+
+    async def body() -> None:
+        async with brokers.running(2):
+            number = await brokers.await_master()
+            master = await brokers.await_in_sync(2)
+            other = next(one for one in brokers.services if one != number)
+            await crash(brokers.services.pop(other))
+            await until(lambda: master._not_ready() is not None)
+            assert await brokers.send_to(number, 0) == ResponseCode.SYSTEM_BUSY
+            await brokers.start(other)
+            await brokers.await_in_sync(2)
+            assert await brokers.send_to(number, 1) == ResponseCode.SUCCESS
+
+    run(body())
+
+
+def test_a_master_that_its_controllers_do_not_confirm_acknowledges_nothing(
+    tmp_path: Path,
+    run: Run,  # noqa: F811
+) -> None:
+    brokers = ControlledSet(tmp_path)
+
+    async def body() -> None:
+        async with brokers.running(3):
+            await brokers.await_in_sync(3)
+            number = await brokers.await_master()
+            assert await brokers.send_to(number, 0) == ResponseCode.SUCCESS
+            await brokers.controller.stop()
+            await until(lambda: brokers.services[number]._not_ready() is not None)
+            async with brokers.client(number) as peer:
+                refused = await send(peer, 1)
+            assert refused.code == ResponseCode.SYSTEM_BUSY
+            assert "no controller has answered" in (refused.remark or "")
+            await brokers.restart_controller()
+            number = await brokers.await_master()
+            assert await brokers.send_to(number, 2) == ResponseCode.SUCCESS
+
+    run(body())
+
+
+def test_an_operator_moves_the_master(tmp_path: Path, run: Run) -> None:  # noqa: F811
+    brokers = ControlledSet(tmp_path)
+
+    async def body() -> None:
+        async with brokers.running(3):
+            await brokers.await_in_sync(3)
+            first = await brokers.await_master()
+            async with AsyncAdmin(f"127.0.0.1:{brokers.names.server.port}") as admin:
+                slaves = [one for one in await admin.replicas() if not one.broker.is_master]
+                plan = await admin.plan_promotion("broker-a", slaves[0].broker.id)
+                assert plan.controllers == (f"127.0.0.1:{brokers.controller_port}",)
+                assert await admin.promote(plan) == ()
+            second = await brokers.await_master(besides=first)
+            assert f":{brokers.settings(second).broker.port}" in slaves[0].broker.address
+            await brokers.await_in_sync(3)
+            assert brokers.services[first].broker.role.slave
+
+    run(body())
+
+
+def test_a_master_that_stops_hands_over(tmp_path: Path, run: Run) -> None:  # noqa: F811
+    brokers = ControlledSet(tmp_path, heartbeat_timeout_ms=60_000)
+
+    async def body() -> None:
+        async with brokers.running(3):
+            await brokers.await_in_sync(3)
+            first = await brokers.await_master()
+            await brokers.services.pop(first).stop()
+            second = await brokers.await_master(besides=first)
+            assert await brokers.send_to(second, 0) == ResponseCode.SUCCESS
+
+    run(body())
+
+
+@pytest.mark.parametrize("controller", [False, True])
+def test_replicas_restart_in_the_same_roles_or_others(
+    tmp_path: Path,
+    run: Run,  # noqa: F811
+    controller: bool,
+) -> None:
+    """All replicas stop, and perhaps the controller; nothing is lost."""
+    brokers = ControlledSet(tmp_path)
+
+    async def body() -> None:
+        async with brokers.running(3):
+            await brokers.await_in_sync(3)
+            number = await brokers.await_master()
+            for message in range(5):
+                assert await brokers.send_to(number, message) == ResponseCode.SUCCESS
+            end = brokers.services[number].broker.context.store.log.end
+            await asyncio.gather(*(crash(service) for service in brokers.services.values()))
+            brokers.services.clear()
+            if controller:
+                await brokers.controller.stop()
+                await brokers.restart_controller()
+            await brokers.start(0, 1, 2)
+            master = await brokers.await_in_sync(3)
+            assert master.broker.context.store.log.end >= end
+            for service in brokers.services.values():
+                if service is not master:
+                    await assert_equal(master, service)
+
+    run(body())
