@@ -42,6 +42,7 @@ SWITCHES = int(os.environ.get("FAILOVER_SWITCHES", "5"))
 SLOW_ROUNDS = 3
 """Rounds with the Java producer that asks for the route every 30 s."""
 TOPIC = "failover"
+MESSAGE = {"topic": TOPIC, "body": "x"}
 PAUSE_S = 0.005
 STEADY_S = 1.0
 """How long all clients send without a failure before and after."""
@@ -114,7 +115,7 @@ def java_sender(stack: ExitStack, directory: Path, nameserver: str, poll_ms: int
 
     def send() -> bool:
         try:
-            (line,) = java.do("producer.send", producer="p", messages=[{"topic": TOPIC}])
+            (line,) = java.do("producer.send", producer="p", messages=[MESSAGE])
         except ClientError:
             return False
         return bool(line.get("status") == "SEND_OK")
