@@ -3,8 +3,8 @@
 A history has a seed, which decides the servers and the faults. Three replicas of a broker, a
 NameServer, one to three controllers and three etcd nodes are real processes, each in a network
 namespace of its own. Producers send, readers read from each replica, and a consumer consumes while
-two or three faults happen. Then everything must recover, and the checker compares what the clients saw
-with what is stored.
+two or three faults happen. Then everything must recover, and the checker compares what the clients
+saw with what is stored.
 
 Needs root for network namespaces. Without Go there is no etcd: then all histories use a controller
 on files. Both fail where CI=true. In every fourth history a Java producer sends too.
