@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 BIN := .venv/bin
 COMPILED := $(shell find src -name '*.pxd') $(patsubst %.pxd,%.py,$(shell find src -name '*.pxd'))
 
-.PHONY: help setup demo check fast test proof lint format bench build clean
+.PHONY: help setup demo check fast test proof histories lint format bench build clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -43,6 +43,9 @@ test: setup ## all tests, with a few rounds and seeds each (CI runs this)
 
 proof: setup ## all tests, with the full number of rounds and seeds
 	@$(BIN)/python -m tests.run --depth proof
+
+histories: setup ## run 500 histories of failovers with faults (PENSTOCK_DEPTH=ci: 10)
+	@PENSTOCK_DEPTH=$${PENSTOCK_DEPTH:-proof} $(BIN)/python -m pytest -q -rP tests/compat/histories
 
 lint: setup ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

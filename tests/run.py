@@ -40,6 +40,7 @@ SERVERS = (
 )
 """Tests with Apache's servers that have a step of their own, so that no step is much longer than
 the others."""
+HISTORIES = "tests/compat/histories"
 REPEATED_MAX = 3
 """Failed tests of a step that are repeated."""
 
@@ -130,12 +131,13 @@ def steps(depth: str) -> list[Step]:
     found = [
         Step(
             "compatibility with Apache clients",
-            ["tests/compat", *(f"--ignore={path}" for path in servers)],
+            ["tests/compat", *(f"--ignore={path}" for path in (*servers, HISTORIES))],
             as_built,
             foreign=True,
         ),
         Step("Spark, local and on a cluster", ["tests/spark"], as_built, foreign=True),
         Step("replication and stores with Apache servers", servers, as_built, foreign=True),
+        Step("histories of failovers", [HISTORIES], as_built),
         Step("Python client on Penstock and Apache servers", ["tests/client"], as_built, True),
         Step("documentation, integration, faults, simulation", others, as_built),
     ]

@@ -24,7 +24,7 @@ def go_missing() -> bool:
 @functools.cache
 def program(source: Path, name: str) -> Path:
     """The program of a directory with a Go module; builds it where needed."""
-    root = _cache_root() / source.name
+    root = cache_root() / source.name
     root.mkdir(parents=True, exist_ok=True)
     binary = root / _source_hash(source) / name
     # Two test runs may want the same build; the second waits and finds it done.
@@ -35,7 +35,7 @@ def program(source: Path, name: str) -> Path:
     return binary
 
 
-def _cache_root() -> Path:
+def cache_root() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "penstock-compat"
 

@@ -111,14 +111,14 @@ class Namespaces(Network):
         except BaseException as error:
             self.close()
             if isinstance(error, OSError | subprocess.CalledProcessError):
-                raise NotAllowedError(_reason(error)) from None
+                raise NotAllowedError(reason(error)) from None
             raise
 
     def _create(self) -> None:
         if os.geteuid() != 0:
             raise NotAllowedError("only root can create network namespaces")
         for name in NAMES:
-            self._holders[name] = _hold_namespace()
+            self._holders[name] = hold_namespace()
             pid = self._holders[name].pid
             self._enter[name] = ("nsenter", f"--net=/proc/{pid}/ns/net")
             self._run(name, "ip link set lo up")
@@ -145,7 +145,7 @@ class Namespaces(Network):
             ends.append(_End(device, f"{block}.{4 * number + host}", hardware))
         near, far = ends
         where = f"netns {self._holders[first].pid} " if first in self._holders else ""
-        _run(
+        run_command(
             f"ip link add {near.device} {where}address {near.hardware} type veth "
             f"peer name {far.device} address {far.hardware} netns {self._holders[second].pid}"
         )
@@ -168,7 +168,7 @@ class Namespaces(Network):
         (self._lost.add if lost else self._lost.discard)((sender, receiver))
 
     def _run(self, name: str, command: str) -> None:
-        _run(command, self._enter[name])
+        run_command(command, self._enter[name])
 
     def lose(self, sender: str = "") -> None:
         for one, other in (NAMES, NAMES[::-1]):
@@ -209,7 +209,7 @@ class Namespaces(Network):
                 holder.kill()
 
 
-def _hold_namespace() -> subprocess.Popen[bytes]:
+def hold_namespace() -> subprocess.Popen[bytes]:
     """A process in a namespace of its own; it ends when this process has ended."""
     command = ["unshare", "--net", "sh", "-c", "echo ready; exec cat"]
     holder = subprocess.Popen(
@@ -223,11 +223,11 @@ def _hold_namespace() -> subprocess.Popen[bytes]:
     return holder
 
 
-def _run(command: str, enter: tuple[str, ...] = ()) -> None:
+def run_command(command: str, enter: tuple[str, ...] = ()) -> None:
     subprocess.run([*enter, *command.split()], check=True, capture_output=True)
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     stderr = getattr(error, "stderr", None) or b""
     return f"{error} {stderr.decode(errors='replace')}".strip()
 

@@ -53,6 +53,7 @@ class Servers(NamedTuple):
     other: penstock.Controller | None
     brokers: dict[str, Any]
     """By their address."""
+    other: penstock.Controller | None = None
 
     def replicas(self) -> dict[str, Any]:
         """What the controller says of the broker set."""
@@ -103,7 +104,7 @@ def servers(java: None, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
         ]
         other = controllers[1] if etcd else None
         by_address = {broker.address: broker for broker in brokers}
-        yield Servers(names, controllers[0], other, by_address)
+        yield Servers(names, controllers[0], by_address, other)
 
 
 def send(java: JavaSession, count: int) -> set[str]:

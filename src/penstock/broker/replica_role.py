@@ -119,8 +119,13 @@ def _no_change(change: RoleChange) -> ServerWork:
 class ReplicaRole:
     """Whether a broker is a slave, and what it knows about its master."""
 
-    def __init__(self, *, slave: bool = False, master_address: str = "") -> None:
+    def __init__(
+        self, *, slave: bool = False, master_address: str = "", hides_log: bool = False
+    ) -> None:
         self.slave = slave  # does not change: another role is another Broker
+        self.hides_log = hides_log
+        """Slave: serves no pulls, because no master has confirmed the end of its log yet. Another
+        replica may have been elected without it."""
         self.master_address = master_address
         """The address at which the master serves clients, as far as it is known."""
         self.master_online = False
@@ -200,6 +205,10 @@ class SlavePulls:
             raise self._role.refusal(
                 f"{REJECTED}: this broker is a slave that serves no pulls "
                 "(replication.read_from_slaves)"
+            )
+        if self._role.hides_log:
+            raise self._role.refusal(
+                f"{REJECTED}: this slave does not know yet which messages are confirmed"
             )
         answer = self._pulls.handle(request, output, client, now_ms)
         if answer is None:

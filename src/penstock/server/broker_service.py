@@ -174,7 +174,10 @@ class BrokerService:
         controlled = None
         if self._controlled is not None and self.contact is not None:
             controlled = ControlledReplica(
-                self.contact.replica_id, self._controlled.lead_state, self.contact.ask_for_set
+                self.contact.replica_id,
+                self._controlled.lead_state,
+                self.contact.ask_for_set,
+                self._controlled.confirm_offset,
             )
         # A role that the last start in this process did not have was given by a promotion.
         promoted = self._restarting is not None and assigned != self._assigned
@@ -295,7 +298,7 @@ class BrokerService:
     def _new_broker(self, store: MessageStore, address: str, host: str) -> Broker:
         now_ms = self._clock.now_ms()
         if self.settings.current.replication.role == "slave":
-            role = ReplicaRole(slave=True)
+            role = ReplicaRole(slave=True, hides_log=self._controlled is not None)
             return Broker(self.settings, store, address, host, now_ms, role=role)
         return self._make_broker(self.settings, store, address, host, now_ms)
 

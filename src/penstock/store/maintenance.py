@@ -14,6 +14,7 @@ from datetime import datetime
 from penstock.config import StoreConfig
 from penstock.errors import (
     DiskNearlyFull,
+    MasterNotConfirmed,
     NotEnoughReplicas,
     NotMaster,
     PenstockError,
@@ -116,7 +117,7 @@ class Maintenance:
         refusal = self.writer.refusal
         if not isinstance(refusal, WriteStopped | DiskNearlyFull):
             self.writer.log.refusal = None  # the next put tries again
-            if not isinstance(refusal, NotMaster | NotEnoughReplicas):
+            if not isinstance(refusal, NotMaster | NotEnoughReplicas | MasterNotConfirmed):
                 self.writer.refusal = None
         if now_ms - self._retention_ms >= RETENTION_EVERY_MS:
             self._retention_ms = now_ms

@@ -10,7 +10,7 @@ from penstock.broker.broker_metrics import broker_metrics
 from penstock.broker.replica_role import MASTER_ONLY, PULLS, ReplicaRole
 from penstock.broker.replica_state import ReplicaState
 from penstock.config import BrokerConfig, ReplicationConfig, Settings
-from penstock.errors import NotMaster, SystemBusy, WriteStopped, refusal
+from penstock.errors import MasterNotConfirmed, NotMaster, SystemBusy, WriteStopped, refusal
 from penstock.rpc.answers import Answer, Reply, Suspend
 from penstock.store.put import PUT_OK
 from penstock.wire.bodies.client_bodies import TopicConfig
@@ -113,6 +113,24 @@ def test_the_store_refuses_messages_for_good(tmp_path: Path) -> None:
         env.store.writer.refusal = WriteStopped("the disk failed")
         env.tick(1_000)
         assert env.broker.not_ready() is not None
+
+
+def test_the_store_of_a_master_that_is_not_confirmed_refuses_messages(tmp_path: Path) -> None:
+    with broker_fixture(tmp_path, settings(slave=False)) as env:
+        env.store.writer.refusal = MasterNotConfirmed("no controller answers")
+        for _ in range(3):
+            env.tick(1_000)
+            assert isinstance(env.store.refusal, MasterNotConfirmed)
+
+
+def test_a_slave_serves_no_pulls_before_a_master_has_confirmed_its_log(tmp_path: Path) -> None:
+    with slave(tmp_path, messages=3) as env:
+        env.broker.role.hides_log = True
+        answer = reply(env.pull())
+        assert answer.code == ResponseCode.SYSTEM_BUSY
+        assert "confirmed" in (answer.remark or "")
+        env.broker.role.hides_log = False
+        assert len(bodies(env.pull())) == 3
 
 
 def test_nothing_is_delivered_by_time(tmp_path: Path) -> None:

@@ -91,3 +91,29 @@ def test_a_store_time_in_the_future_is_not_believed(tmp_path: Path) -> None:
     slave.publish(START_MS + 10)
     assert store.writer.store_ms == model.store_ms
     store.close()
+
+
+def test_a_slave_that_starts_knows_how_much_is_confirmed(tmp_path: Path) -> None:
+    """The end of its log may be on no other replica, and may be replaced."""
+    model, log = master_log(tmp_path / "master", 2, 10)
+    second = model.stored[5].offset
+    store = open_store(tmp_path / "slave", small_config(sync_flush=False), SlowDisk())
+    slave = StoreSlaveLog(store, EpochHistory(), lambda history: None)
+    slave.restart(0)
+    slave.receive(memoryview(bytearray(log)))
+    slave.publish()
+    store.close()
+    store = open_store(tmp_path / "slave", small_config(sync_flush=False), SlowDisk())
+    slave = StoreSlaveLog(store, EpochHistory(), lambda history: None, confirmed=second)
+    assert (store.log.end, store.confirm_offset, slave.opened_confirmed) == (
+        len(log),
+        second,
+        False,
+    )
+    slave.confirm(model.stored[7].offset)
+    slave.publish()
+    assert (store.confirm_offset, slave.opened_confirmed) == (model.stored[7].offset, False)
+    slave.confirm(len(log))
+    slave.publish()
+    assert (store.confirm_offset, slave.opened_confirmed) == (len(log), True)
+    store.close()

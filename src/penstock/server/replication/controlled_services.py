@@ -48,6 +48,9 @@ class ControlledServices:
         self.lead_state = Lead(0, frozenset(), 0)
         """Master: the last news of its in-sync set."""
         self._unconfirmed = ""
+        self.confirm_offset = 0
+        """The log up to here is confirmed, as far as this process knows. That stays true in all
+        later roles, because every later master has it."""
 
     def joined(self, replica_id: int) -> None:
         """The broker is a slave with this id until the controllers say otherwise."""
@@ -60,6 +63,7 @@ class ControlledServices:
         if running is None:
             return None
         store, replication = running.broker.context.store, running.replication
+        self.confirm_offset = max(self.confirm_offset, store.confirm_offset)
         slave = replication.slave
         last = (replication.history if slave is None else slave.log.history).last
         return LogFigures(
@@ -104,6 +108,7 @@ class ControlledServices:
         self._assign(assigned)
 
     def _assign(self, assigned: AssignedRole) -> None:
+        self.figures()  # notes what is confirmed
         self.assigned = assigned
         self._restart()
 
@@ -131,7 +136,7 @@ class ControlledServices:
         """Also after a start: the new services know nothing of it."""
         running = self._running()
         master = None if running is None else running.replication.master
-        if running is None or master is None:
+        if running is None or master is None or running.broker.role.steps_down:
             return
         writer = running.broker.context.store.writer
         if self._unconfirmed and writer.refusal is None:

@@ -24,6 +24,7 @@ from penstock.server.replication.master_service import ReplicationMaster, replic
 from penstock.server.replication.replica_calls import ReplicaCalls
 from penstock.server.replication.slave_service import ReplicationSlave
 from penstock.server.replication.store_logs import StoreMasterLog, StoreSlaveLog
+from penstock.store.put import OFFSET_MAX
 from penstock.store.recovery.truncation import Truncation, request_truncation
 from penstock.store.tables import ConfigFile
 from penstock.transport.tls import Tls, outgoing_context
@@ -55,6 +56,9 @@ class ControlledReplica(NamedTuple):
     lead: Lead
     """Master: its epoch and the in-sync set at the time of the election."""
     ask_for_set: Callable[[Iterable[str], int], None]
+    confirmed: int = 0
+    """Slave: what is known to be confirmed. The end of the log may belong to no other replica, and
+    may be replaced: readers must not see it before a master has confirmed it."""
 
 
 class Replication:
@@ -95,6 +99,9 @@ class Replication:
         self._finding: asyncio.Task[None] | None = None
         if settings.current.replication.role != "slave":
             self._begin_epoch()
+        elif controlled is not None:
+            store.writer.confirm_limit = controlled.confirmed
+            store.publish()
 
     def _begin_epoch(self) -> None:
         """A master continues the epoch of its last run, unless it was a slave or may have lost the
@@ -246,12 +253,19 @@ class Replication:
             self._settings, broker, broker.role, self._clock, sign=sign, ssl=ssl
         )
         self.metadata.start()
-        slave_log = StoreSlaveLog(self._store, self.history, self._save)
+        confirmed = OFFSET_MAX if self._controlled is None else self._controlled.confirmed
+        slave_log = StoreSlaveLog(self._store, self.history, self._save, confirmed=confirmed)
+
+        def received() -> None:
+            broker.role.hides_log &= not slave_log.opened_confirmed
+            after_work()
+
+        received()
         self.slave = ReplicationSlave(
             self._settings,
             slave_log,
             self._clock,
-            after_work,
+            received,
             ssl=ssl,
             find_begin=lambda: self.calls.log_begin(broker.role.master_address),
             epoch_least=lambda: self._heard,

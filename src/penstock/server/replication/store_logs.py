@@ -62,9 +62,15 @@ class StoreSlaveLog:
     """The log of a slave."""
 
     def __init__(
-        self, store: MessageStore, history: EpochHistory, save: Callable[[EpochHistory], None]
+        self,
+        store: MessageStore,
+        history: EpochHistory,
+        save: Callable[[EpochHistory], None],
+        *,
+        confirmed: int = OFFSET_MAX,
     ) -> None:
-        """`save` stores the epochs durably."""
+        """`save` stores the epochs durably. The log is known to be confirmed up to `confirmed`;
+        later a master says how much is confirmed."""
         self._store = store
         self._save = save
         self.history = history
@@ -78,7 +84,8 @@ class StoreSlaveLog:
         self._saving: Future[None] | None = None
         self._being_saved: tuple[Epoch, ...] = ()
         self._epochs_known_to = OFFSET_MAX  # the epochs behind this log offset are not stored yet
-        self._master_confirm = OFFSET_MAX
+        self._master_confirm = confirmed
+        self._opened_end = store.log.end
         self.publish()
 
     @property
@@ -155,6 +162,12 @@ class StoreSlaveLog:
 
     def confirm(self, offset: int) -> None:
         self._master_confirm = offset
+
+    @property
+    def opened_confirmed(self) -> bool:
+        """Whether all that the log had when it was opened is confirmed. The store shows it to
+        readers in any case: its queues take what they had for confirmed."""
+        return self._master_confirm >= self._opened_end
 
     def publish(self, now_ms: int | None = None) -> None:
         """Dispatch what has arrived, and let readers see what the master has confirmed.
