@@ -54,8 +54,9 @@ TTL_S_MIN: Final = 2
 """etcd has no shorter leases with its default settings."""
 WINDOW_MS: Final = 50
 """How long a renewal or a write waits for others, to be sent with them."""
-RENEWALS_MAX: Final = 500
-"""In one request."""
+RENEWALS_MAX: Final = 18
+"""In one request. The gateway reads the first 512 bytes of a body; when the first renewal is
+answered, Go's HTTP server discards what has not been read by then."""
 WRITES_MAX: Final = 100
 """In one transaction; etcd allows 128."""
 OFFSETS_MS: Final = 60_000
@@ -283,14 +284,17 @@ class Leases:
     async def _renew(self, part: Sequence[tuple[int, ReplicaKey]]) -> None:
         """Renew leases; forget the keys of those that have expired."""
         body = b"".join(b'{"ID":"%d"}' % lease for lease, _ in part)
-        keys = dict(part)
+        left = dict(part)
         for lease in await self._client.exchange("/v3/lease/keepalive", body, _leases):
-            key = keys.get(lease.id)
+            key = left.pop(lease.id, None)
             if key is None or lease.ttl_s > 0:
                 continue
             known = self._view.replicas.get(key)
             if known is not None and known.lease == lease.id:
                 self._view.forget(key)
+        if left:  # the gateway did not read them
+            self._renewals.update(left)
+            self._wanted.set()
 
 
 def _write_if_same(kv: KeyValue) -> Message:

@@ -16,6 +16,8 @@ from penstock.server.controller.etcd.messages import decode
 T = TypeVar("T")
 
 Key = dict[str, Any]
+GATEWAY_BYTES = 512
+"""The gateway reads so much of the body with renewals, and may lose the rest."""
 
 
 class EtcdModel:
@@ -77,7 +79,8 @@ class EtcdModel:
 
     def _execute(self, path: str, body: bytes) -> bytes:
         if path == "/v3/lease/keepalive":
-            lines = [self._keep_alive(int(one["ID"])) for one in _objects(body.decode())]
+            read = body.decode()[: body.rfind(b"}", 0, GATEWAY_BYTES) + 1]
+            lines = [self._keep_alive(int(one["ID"])) for one in _objects(read)]
             return b"\n".join(json.dumps(line).encode() for line in lines)
         message = json.loads(body)
         answer: Any

@@ -6,15 +6,18 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
+import pytest
+
 from penstock.controller.broker_set import BrokerSet, Heartbeat, LiveReplica, ReplicaRecord
 from penstock.server.controller.etcd.client import EtcdClient
 from penstock.server.controller.etcd.keys import Keys
-from penstock.server.controller.etcd.leases import OFFSETS_MS, WINDOW_MS, Leases
+from penstock.server.controller.etcd.leases import OFFSETS_MS, RENEWALS_MAX, WINDOW_MS, Leases
 from penstock.server.controller.etcd.messages import KeyValue
 from penstock.server.controller.etcd.view import View
 from penstock.server.controller.living_replicas import ReplicaKey
 from penstock.testing.clock import VirtualClock
 
+from . import etcd_model
 from .etcd_model import EtcdModel
 
 KEYS = Keys("/p/")
@@ -113,6 +116,30 @@ def test_renewals_are_sent_together() -> None:
         assert await f.send(f.heartbeat(replica_id=2)) == ["/v3/lease/keepalive"]
 
     run(main)
+
+
+def test_renewals_that_the_gateway_has_not_read_are_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(etcd_model, "GATEWAY_BYTES", 30)
+
+    async def main(f: Fixture) -> None:
+        for number in (1, 2):
+            await f.send(f.heartbeat(replica_id=number))
+        await f.clock.elapse(1_000)
+        f.leases.heartbeat(f.heartbeat(replica_id=1))
+        await f.send(f.heartbeat(replica_id=2))
+        await f.clock.elapse(WINDOW_MS)
+        assert f.etcd.calls == ["/v3/lease/keepalive"] * 2
+        await f.clock.elapse(WINDOW_MS)
+        assert len(f.etcd.calls) == 2
+
+    run(main)
+
+
+def test_a_request_with_renewals_is_short_enough() -> None:
+    one = b'{"ID":"%d"}' % ((1 << 63) - 1)
+    assert len(one) * RENEWALS_MAX <= etcd_model.GATEWAY_BYTES
 
 
 def test_an_expired_lease_is_replaced() -> None:
