@@ -121,7 +121,7 @@ async def _measure_rest(
     took = time.monotonic() - began
     own, *members = [100 * (_cpu_s(pid) - b) / took for pid, b in zip(pids, before, strict=True)]
     async with _backend(etcd, prefix) as backend:
-        living = len(backend.view.replicas)
+        living = len(backend.view.reports)
     table = Table(title=f"{SETS:,} broker sets × {REPLICAS}, heartbeats valid for {timeout_ms} ms")  # noqa: RUF001
     for column in ("living replicas", "controller %", "etcd, 3 members %", "memory MB"):
         table.add_column(column, justify="right")
