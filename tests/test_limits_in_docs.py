@@ -66,6 +66,9 @@ from penstock.broker.transaction.half_messages import OUTCOMES_MAX
 from penstock.cli.supervisor import DELAY_S, DELAY_S_MAX
 from penstock.cli.up import BROKERS_MAX
 from penstock.config import Settings, delays_ms
+from penstock.controller.broker_set import HISTORY_MAX
+from penstock.controller.broker_set import REPLICAS_MAX as CONTROLLER_REPLICAS_MAX
+from penstock.controller.handlers import NAME_CHARACTERS_MAX, NAMES_MAX
 from penstock.nameserver.kv_config import KEY_CHARS_MAX, TOTAL_CHARS_MAX, VALUE_CHARS_MAX
 from penstock.server.answer_executor import (
     SUSPENDED_MAX,
@@ -73,6 +76,11 @@ from penstock.server.answer_executor import (
 )
 from penstock.server.client_calls import CLIENT_CALLS_MAX, CLIENT_CALLS_PER_CLIENT_MAX
 from penstock.server.connection import FRAME_MS_MAX, IN_FLIGHT_MAX, PROGRESS_BYTES
+from penstock.server.controller.etcd.controller_lease import TTL_S as CONTROLLER_TTL_S
+from penstock.server.controller.etcd.etcd_backend import SILENT_MS
+from penstock.server.controller.etcd.watch import TICK_MS
+from penstock.server.controller.liveness import GRACE_MS
+from penstock.server.controller.living_replicas import REPLICAS_MAX as HEARD_REPLICAS_MAX
 from penstock.server.group_notifications import AT_ONCE_MAX, PAUSE_MS
 from penstock.server.listener import FIRST_BYTE_MS, HANDSHAKE_SECONDS, REFRESH_MS, WAITING_MAX
 from penstock.server.memory_limit import REPORT_MS, SOFT_SHARE
@@ -107,6 +115,18 @@ def whole(value: int, unit: int) -> int:
     assert rest == 0, f"{value} is not a multiple of {unit}"
     return count
 
+
+CONTROLLER_ROWS: list[Row] = [
+    ("controller.md", "Names and addresses have at most {} characters, and a broker set at most {}",
+     (NAME_CHARACTERS_MAX, CONTROLLER_REPLICAS_MAX)),
+    ("controller.md", "accepts heartbeats of {:,} replicas, and a request names at most {:,}",
+     (HEARD_REPLICAS_MAX, NAMES_MAX)),
+    ("controller.md", "The last {} elections", (HISTORY_MAX,)),
+    ("controller.md", "lease of {} s", (CONTROLLER_TTL_S,)),
+    ("controller.md", "For {} s it presumes", (whole(GRACE_MS, SECOND_MS),)),
+    ("controller.md", "writes one small key every {} s", (whole(TICK_MS, SECOND_MS),)),
+    ("metrics.md", "if etcd has not answered for {} s", (whole(SILENT_MS, SECOND_MS),)),
+]  # fmt: skip
 
 BROKER_ROWS: list[Row] = [
     ("broker.md", "asks for, at most {} ", (BROKER.default_topic_queues,)),
@@ -260,7 +280,7 @@ STORE_ROWS: list[Row] = [
     ("migration.md", "up to {} days ahead", (whole(STORE.timer_delay_s_max, DAY_S),)),
 ]  # fmt: skip
 
-ROWS = [*BROKER_ROWS, *DELAY_ROWS, *CONSUMING_ROWS, *SERVER_ROWS, *STORE_ROWS]
+ROWS = [*CONTROLLER_ROWS, *BROKER_ROWS, *DELAY_ROWS, *CONSUMING_ROWS, *SERVER_ROWS, *STORE_ROWS]
 
 
 @pytest.mark.parametrize(("page", "fragment", "figures"), ROWS)

@@ -106,6 +106,10 @@ class EtcdCluster:
         """The member that leads, as most members say."""
         return self._eventually(self._find_leader, "etcd has a leader")
 
+    def pids(self) -> list[int]:
+        """The process ids of the running members."""
+        return [process.pid for process in self._processes.values()]
+
     def await_leader(self) -> None:
         self.leader()
 

@@ -62,7 +62,7 @@ def servers(java: None, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
         for broker in brokers:
             stack.callback(broker.kill)
             broker.await_ready()
-        yield Servers(names, controller, None, {broker.address: broker for broker in brokers})
+        yield Servers(names, controller, {broker.address: broker for broker in brokers})
 
 
 def test_our_brokers_fail_over(servers: Servers, sessions: Sessions) -> None:

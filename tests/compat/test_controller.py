@@ -50,7 +50,6 @@ class Servers(NamedTuple):
 
     names: penstock.NameServer
     controller: penstock.Controller | apache.Controller
-    other: penstock.Controller | None
     brokers: dict[str, Any]
     """By their address."""
     other: penstock.Controller | None = None

@@ -32,7 +32,7 @@ UNAVAILABLE = reply({"code": 14, "message": "etcdserver: no leader"}, 503)
 
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "ATTEMPT_MS", (100,))
+    monkeypatch.setattr(client_module, "ATTEMPT_MS", (1_000,))
     monkeypatch.setattr(client_module, "PAUSE_MS", 1)
 
 

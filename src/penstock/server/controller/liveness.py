@@ -96,6 +96,9 @@ class SharedLiveness(Protocol):
     async def forget(self, key: ReplicaKey, revision: int) -> bool:
         """Let all controllers take a replica for dead; False if one has heard from it since."""
 
+    def lost(self, key: ReplicaKey) -> None:
+        """This controller gets no heartbeats of a replica any more."""
+
 
 class LocalLiveness:
     """A `Liveness` by the heartbeats that this controller gets."""
@@ -171,6 +174,8 @@ class LocalLiveness:
             self._replicas.postpone(stalled_ms)
             self._started_ms += stalled_ms
         for found in self._replicas.expired(now_ms):
+            if self._shared is not None:
+                self._shared.lost(found.key)
             self._died(found.key, f"no heartbeat for {found.timeout_ms} ms")
 
     def count(self) -> int:

@@ -50,6 +50,9 @@ class SharedRecords:
             self.forgotten.append(key)
         return revision == self.number
 
+    def lost(self, key: ReplicaKey) -> None:
+        self.forgotten.append(key)
+
 
 class Fixture:
     """A liveness, its clock and the processes of the brokers."""

@@ -1,1 +1,1 @@
-"""etcd as the store of controllers: an HTTP client, states, leases, a watch."""
+"""etcd as the store of controllers: HTTP client, states, reports of living replicas, watch."""

@@ -35,7 +35,7 @@ from penstock.server.controller.etcd.http_connection import (
     HttpError,
     HttpResponse,
 )
-from penstock.server.controller.etcd.messages import Refusal, Token, decode
+from penstock.server.controller.etcd.messages import Refusal, Status, Token, decode
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +48,13 @@ CONNECT_MS = 1_000
 PAUSE_MS = 50
 """Time between two attempts when all members have failed; it doubles."""
 PAUSE_MS_MAX = 800
+IDLE_MAX = 64
+"""Idle connections that are kept."""
 CALLS_MAX = 32
 """Calls at a time; others wait."""
 _LATENCIES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
+STATUS_PATH = "/v3/maintenance/status"
 OK = 200
 NOT_FOUND = 5
 FAILED_PRECONDITION = 9
@@ -170,6 +173,20 @@ class EtcdClient:
             if connection is not None:
                 self._drop(connection)
 
+    async def find_leader(self) -> None:
+        """Use the member that leads from now on, if one says so: others forward to it."""
+        for number in range(len(self._endpoints)):
+            at = (self._present + number) % len(self._endpoints)
+            try:
+                work = self._attempt(self._endpoints[at], STATUS_PATH, {}, b"{}")
+                response = await finish_within(self._clock, ATTEMPT_MS[0], work)
+                status = parse(response.body, Status)
+            except (HttpError, TimeoutError):
+                continue
+            if status.leader and status.leader == status.header.member_id:
+                self._present = at
+                return
+
     def leave(self, endpoint: Endpoint | None = None) -> None:
         """Use another member from now on, if `endpoint` is the present one."""
         present = self._endpoints[self._present]
@@ -246,20 +263,26 @@ class EtcdClient:
         except BaseException:
             self._drop(connection)
             raise
-        if connection.reusable:
+        if connection.reusable and len(self._idle) < IDLE_MAX:
             self._idle.append((endpoint, connection))
         else:
             self._drop(connection)
         return response
 
     def _idle_connection(self, endpoint: Endpoint) -> HttpConnection | None:
-        """The connection to this member that was used last; those to others are closed."""
-        while self._idle:
+        """The connection to this member that was used last."""
+        others = []
+        found = None
+        while self._idle and found is None:
             member, connection = self._idle.pop()
-            if member == endpoint and connection.reusable:
-                return connection
-            self._drop(connection)
-        return None
+            if not connection.reusable:
+                self._drop(connection)
+            elif member == endpoint:
+                found = connection
+            else:
+                others.append((member, connection))
+        self._idle += others
+        return found
 
     async def _connect(self, endpoint: Endpoint) -> HttpConnection:
         work = HttpConnection.open(endpoint.host, endpoint.port, endpoint.ssl)

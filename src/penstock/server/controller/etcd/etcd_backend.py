@@ -7,14 +7,15 @@ import logging
 import ssl as tls
 from typing import Any
 
-from penstock.clock import Clock, finish_within
+from penstock.clock import Clock, finish_within, pause
 from penstock.config.controller_settings import ControllerConfig, etcd_endpoints
 from penstock.errors import EtcdError, EtcdRefused, TlsError
 from penstock.server.controller.etcd.client import Endpoint, EtcdClient
+from penstock.server.controller.etcd.controller_lease import ControllerLease, random_number
 from penstock.server.controller.etcd.etcd_store import EtcdStore
 from penstock.server.controller.etcd.keys import Keys
-from penstock.server.controller.etcd.lease_liveness import LeaseLiveness
-from penstock.server.controller.etcd.leases import Leases
+from penstock.server.controller.etcd.reported_liveness import ReportedLiveness
+from penstock.server.controller.etcd.reports import Reports
 from penstock.server.controller.etcd.view import View
 from penstock.server.controller.etcd.watch import Watch
 
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 
 START_MS = 10_000
 """How long a starting controller waits for etcd. After that it starts and goes on trying."""
+LEADER_MS = 5_000
+"""How often the leader of etcd is looked for."""
 SILENT_MS = 15_000
 """Without an answer of etcd for this long, the controller is not ready."""
 
@@ -36,17 +39,21 @@ class EtcdBackend:
             endpoints(config), user=config.etcd_user, password=config.etcd_password, clock=clock
         )
         keys = Keys(config.etcd_prefix)
-        self.view = View(keys)
-        self.watch = Watch(self.client, keys, self.view, clock, address=address)
-        self._leases = Leases(self.client, keys, self.view, clock, address=address)
+        own = random_number()
+        self.view = View(keys, own)
+        self._lease = ControllerLease(self.client, clock)
+        self.watch = Watch(
+            self.client, keys, self.view, self._lease, clock, own=own, address=address
+        )
+        self._reports = Reports(self.client, keys, self.view, self._lease, clock, own=own)
         self.store = EtcdStore(self.client, keys, self.view, clock)
-        self.liveness = LeaseLiveness(clock, self._leases, self.view)
+        self.liveness = ReportedLiveness(clock, self._reports, self.view)
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def start(self) -> None:
         """Read everything, if etcd answers, and keep it up to date. Raises EtcdRefused."""
         try:
-            await finish_within(self._clock, START_MS, self.watch.read_all())
+            await finish_within(self._clock, START_MS, self._load())
         except EtcdRefused:
             self.client.close()
             raise
@@ -57,17 +64,29 @@ class EtcdBackend:
             for work in (
                 self.watch.run(),
                 self.watch.tick(),
-                self._leases.run(),
+                self._lease.run(),
+                self._reports.run(),
                 self.liveness.report_deaths(),
+                self._follow_leader(),
             )
         ]
+
+    async def _load(self) -> None:
+        await self.watch.read_all()
+        await self._lease.acquire()
+
+    async def _follow_leader(self) -> None:
+        """Send requests to the member that leads: others forward them to it."""
+        while True:
+            await self.client.find_leader()
+            await pause(self._clock, LEADER_MS)
 
     async def close(self) -> None:
         await self.liveness.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.watch.close()
+        await self._lease.close()
         self.client.close()
 
     def not_ready(self) -> str | None:

@@ -47,7 +47,6 @@ class TxnPart(msgspec.Struct, frozen=True):
     """The answer to one part of a transaction."""
 
     response_range: RangeAnswer | None = None
-    response_txn: TxnAnswer | None = None
 
 
 class TxnAnswer(msgspec.Struct, frozen=True):
@@ -138,16 +137,22 @@ def encode_text(data: bytes) -> str:
 
 def mod_revision_is(key: bytes, revision: int) -> Message:
     """The condition that a key was changed last at this revision; 0: it does not exist."""
-    return _condition(key, "MOD", "mod_revision", revision)
+    return {
+        "key": encode_text(key),
+        "target": "MOD",
+        "result": "EQUAL",
+        "mod_revision": str(revision),
+    }
 
 
-def create_revision_is(key: bytes, revision: int) -> Message:
-    """The condition that a key was created at this revision; 0: it does not exist."""
-    return _condition(key, "CREATE", "create_revision", revision)
-
-
-def _condition(key: bytes, target: str, field: str, revision: int) -> Message:
-    return {"key": encode_text(key), "target": target, "result": "EQUAL", field: str(revision)}
+def no_change_since(prefix: bytes, revision: int) -> Message:
+    """The condition that no key with a prefix was written after this revision."""
+    return {
+        **prefix_request(prefix),
+        "target": "MOD",
+        "result": "LESS",
+        "mod_revision": str(revision + 1),
+    }
 
 
 def put(key: bytes, value: bytes, lease: int = 0) -> Message:
@@ -176,6 +181,11 @@ def prefix_request(prefix: bytes) -> Message:
 def delete(key: bytes) -> Message:
     """Delete a key, as a part of a transaction."""
     return {"request_delete_range": {"key": encode_text(key)}}
+
+
+def delete_prefix(prefix: bytes) -> Message:
+    """Delete all keys with a prefix, as a part of a transaction."""
+    return {"request_delete_range": prefix_request(prefix)}
 
 
 def after_prefix(prefix: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""What a controller knows of the keys in etcd: states of broker sets, living replicas.
+"""What a controller knows of the keys in etcd: states of broker sets, reports of living replicas.
 
 A watch keeps it up to date, so it is usually a few milliseconds old, and older while the watch is
 interrupted. It says where to look: decisions read the keys again.
@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.controller.broker_set import BrokerSet, LiveReplica, decode_broker_set
 from penstock.errors import StoreDamaged
-from penstock.server.controller.etcd.keys import Keys
+from penstock.server.controller.etcd.keys import Keys, ReportKey
 from penstock.server.controller.etcd.messages import KeyValue
 from penstock.server.controller.living_replicas import ReplicaKey
 
@@ -23,54 +23,53 @@ log = logging.getLogger(__name__)
 
 
 class LiveValue(msgspec.Struct, frozen=True):
-    """The value of the key of a living replica."""
+    """The value of a report."""
 
     epoch: int = 0
     max_offset: int = 0
     confirm_offset: int = 0
     priority: int = LiveReplica().priority
-    timeout_ms: int = 0
-    """Without a heartbeat for this long it is dead."""
-    heard_by: str = ""
-    """The controller that wrote this, and its connection to the replica. Another connection writes
-    another value, so that the revision of the key tells whether somebody has heard from the replica
-    again."""
+    connection: int = 0
+    """The controller's connection to the replica."""
 
     @property
     def live(self) -> LiveReplica:
         return LiveReplica(self.epoch, self.max_offset, self.confirm_offset, self.priority)
 
 
-class LeasedReplica(NamedTuple):
-    """The key of a living replica."""
+class Report(NamedTuple):
+    """A controller says that a replica is alive."""
 
     value: LiveValue
-    lease: int
-    create_revision: int
     mod_revision: int
 
 
 class View:
     """The last known keys."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, own: int) -> None:
+        """`own` is the number of this controller."""
         self._keys = keys
+        self._own = own
         self.states: dict[str, tuple[int, BrokerSet]] = {}
         """By broker name, with the revision of the key."""
-        self.replicas: dict[ReplicaKey, LeasedReplica] = {}
+        self.own_reports: dict[ReplicaKey, Report] = {}
+        self.reports: dict[ReplicaKey, dict[int, Report]] = {}
+        """Those of other controllers, by their numbers."""
         self.gone: asyncio.Queue[ReplicaKey] = asyncio.Queue()
-        """Living replicas whose key was deleted while the watch was not interrupted."""
+        """Replicas whose last report by another controller was deleted, while the watch was not
+        interrupted."""
         self.interruptions = 0
         """How often changes may have been missed, or came late."""
         self.revision = 0
         """All changes up to this revision are here."""
-        self.own_ticks: dict[bytes, int] = {}
-        """The last revision of each controller's own key."""
+        self.tick_revision = 0
+        """When the own key of this controller was written last."""
 
     def reset(self, found: Iterable[KeyValue], revision: int) -> None:
         """Replace everything by what there is at a revision."""
         self.interruptions += 1
-        self.states, self.replicas, self.own_ticks = {}, {}, {}
+        self.states, self.reports, self.own_reports = {}, {}, {}
         self.revision = revision
         for kv in found:
             self._take(kv)
@@ -87,13 +86,9 @@ class View:
         if name is not None:
             self.forget_state(name, kv.mod_revision)
             return
-        replica = self._keys.replica_of(kv.key)
-        if replica is not None:
-            found = self.replicas.get(replica)
-            if found is not None and found.mod_revision < kv.mod_revision:
-                self.forget(replica, late=late)
-        else:
-            self.own_ticks.pop(kv.key, None)
+        report = self._keys.report_of(kv.key)
+        if report is not None:
+            self.forget_report(report, kv.mod_revision, late=late)
 
     def learn(self, kv: KeyValue) -> None:
         """This controller has read or written a key; the watch may report it later."""
@@ -106,10 +101,31 @@ class View:
         if known is not None and known[0] < revision:
             del self.states[name]
 
-    def forget(self, replica: ReplicaKey, *, late: bool = False) -> None:
-        """The key of a replica is gone."""
-        if self.replicas.pop(replica, None) is not None and not late:
-            self.gone.put_nowait(replica)
+    def forget_report(self, key: ReportKey, revision: int, *, late: bool = False) -> None:
+        """A report was deleted at this revision."""
+        reports = self._reports_like(key)
+        found = reports.get(key.controller)
+        if found is None or found.mod_revision >= revision:
+            return
+        if key.controller == self._own:
+            del self.own_reports[key.replica]
+            return
+        del reports[key.controller]
+        if not reports:
+            del self.reports[key.replica]
+            if not late:
+                self.gone.put_nowait(key.replica)
+
+    def forget_replica(self, replica: ReplicaKey, revision: int) -> None:
+        """All reports about a replica were deleted at this revision."""
+        for number in (self._own, *self.reports.get(replica, ())):
+            self.forget_report(ReportKey(replica, number), revision)
+
+    def _reports_like(self, key: ReportKey) -> dict[int, Report]:
+        if key.controller == self._own:
+            own = self.own_reports.get(key.replica)
+            return {} if own is None else {self._own: own}
+        return self.reports.get(key.replica, {})
 
     def _take(self, kv: KeyValue) -> None:
         name = self._keys.set_of(kv.key)
@@ -118,13 +134,13 @@ class View:
             if known is None or known[0] < kv.mod_revision:
                 self._take_state(name, kv)
             return
-        replica = self._keys.replica_of(kv.key)
-        if replica is None:
-            self.own_ticks[kv.key] = kv.mod_revision
-            return
-        found = self.replicas.get(replica)
-        if found is None or found.mod_revision < kv.mod_revision:
-            self.replicas[replica] = leased_replica(kv)
+        key = self._keys.report_of(kv.key)
+        if key is not None:
+            found = self._reports_like(key).get(key.controller)
+            if found is None or found.mod_revision < kv.mod_revision:
+                self._take_report(key, Report(live_value(kv), kv.mod_revision))
+        elif kv.key == self._keys.controller(self._own):
+            self.tick_revision = max(self.tick_revision, kv.mod_revision)
 
     def _take_state(self, name: str, kv: KeyValue) -> None:
         try:
@@ -132,11 +148,16 @@ class View:
         except StoreDamaged as error:  # the others must be served
             log.error("the state of %s in etcd can't be used: %s", name, error)
 
+    def _take_report(self, key: ReportKey, report: Report) -> None:
+        if key.controller == self._own:
+            self.own_reports[key.replica] = report
+        else:
+            self.reports.setdefault(key.replica, {})[key.controller] = report
 
-def leased_replica(kv: KeyValue) -> LeasedReplica:
-    """What a key of a living replica says; a damaged value counts as alive."""
+
+def live_value(kv: KeyValue) -> LiveValue:
+    """What a report says; a damaged one says that the replica is alive."""
     try:
-        value = msgspec.json.decode(kv.value, type=LiveValue)
+        return msgspec.json.decode(kv.value, type=LiveValue)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        value = LiveValue()
-    return LeasedReplica(value, kv.lease, kv.create_revision, kv.mod_revision)
+        return LiveValue()

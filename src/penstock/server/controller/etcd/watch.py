@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 
 from penstock.clock import Clock, pause
-from penstock.errors import EtcdError, EtcdRefused
-from penstock.server.controller.etcd.client import NOT_FOUND, EtcdClient, parse
+from penstock.errors import EtcdError
+from penstock.server.controller.etcd.client import EtcdClient, parse
+from penstock.server.controller.etcd.controller_lease import ControllerLease
 from penstock.server.controller.etcd.http_connection import HttpError
 from penstock.server.controller.etcd.keys import Keys
 from penstock.server.controller.etcd.messages import (
     KeyValue,
-    LeaseAnswer,
     Message,
     PutAnswer,
     RangeAnswer,
@@ -40,11 +39,9 @@ PAGE_KEYS = 500
 """Keys in one answer."""
 TICK_MS = 5_000
 """How often the own key is written. The watch must report it before the next time."""
-TICK_TTL_S = 30
 RETRY_MS = 100
 """Until the next attempt; it doubles."""
 RETRY_MS_MAX = 5_000
-LEASE_MAX = (1 << 63) - 1
 
 
 class Watch:
@@ -55,20 +52,20 @@ class Watch:
         client: EtcdClient,
         keys: Keys,
         view: View,
+        lease: ControllerLease,
         clock: Clock,
         *,
+        own: int,
         address: str,
-        tick_ms: int | None = None,
     ) -> None:
-        """`address` of this controller is the value of its own key."""
+        """`own` is the number of this controller; its address is the value of its own key."""
         self._client = client
         self._keys = keys
         self._view = view
+        self._lease = lease
         self._clock = clock
         self._address = address.encode()
-        self._tick_ms = tick_ms or TICK_MS
-        self._lease = 0
-        self._own = keys.controller(secrets.randbelow(LEASE_MAX) + 1)
+        self._own = keys.controller(own)
         self._revision = 0
         """All changes up to here are in the view; 0: everything has to be read."""
         self._began = 0
@@ -107,24 +104,20 @@ class Watch:
         while True:
             revision = 0
             try:
-                revision = await self._write_own()
+                if self._lease.id:
+                    revision = await self._write_own()
             except EtcdError as error:
                 log.warning("can't write to etcd: %s", error)
-            await pause(self._clock, self._tick_ms)
+            await pause(self._clock, TICK_MS)
             streaming = self._streaming
-            seen = self._view.own_ticks.get(self._own, 0)
-            if seen < revision and streaming is not None and not streaming.done():
+            if (
+                self._view.tick_revision < revision
+                and streaming is not None
+                and not streaming.done()
+            ):
                 self._revision = 0
                 self._client.leave()
                 streaming.cancel()
-
-    async def close(self) -> None:
-        """Remove the own key, if etcd answers."""
-        if self._lease:
-            try:
-                await self._client.call("/v3/lease/revoke", {"ID": str(self._lease)}, PutAnswer)
-            except EtcdError as error:
-                log.info("this controller is listed in etcd for %d s: %s", TICK_TTL_S, error)
 
     async def read_all(self) -> None:
         """Read all keys. Raises EtcdError."""
@@ -185,19 +178,6 @@ class Watch:
 
     async def _write_own(self) -> int:
         """Write the own key; its revision."""
-        if not self._lease:
-            lease = secrets.randbelow(LEASE_MAX) + 1
-            message = {"ID": str(lease), "TTL": str(TICK_TTL_S)}
-            await self._client.call("/v3/lease/grant", message, LeaseAnswer)
-            self._lease = lease
-        request = put_request(self._own, self._address, self._lease)
-        try:
-            answer = await self._client.call("/v3/kv/put", request, PutAnswer)
-            await self._client.exchange(
-                "/v3/lease/keepalive", b'{"ID":"%d"}' % self._lease, lambda body: body
-            )
-        except EtcdRefused as error:
-            if error.grpc_code == NOT_FOUND:
-                self._lease = 0  # it has expired while etcd could not be reached
-            raise
+        request = put_request(self._own, self._address, self._lease.id)
+        answer = await self._client.call("/v3/kv/put", request, PutAnswer)
         return answer.header.revision

@@ -77,8 +77,7 @@ class EtcdModel:
 
     def _execute(self, path: str, body: bytes) -> bytes:
         if path == "/v3/lease/keepalive":
-            lines = [self._keep_alive(int(one["ID"])) for one in _objects(body.decode())]
-            return b"\n".join(json.dumps(line).encode() for line in lines)
+            return json.dumps(self._keep_alive(int(json.loads(body)["ID"]))).encode()
         message = json.loads(body)
         answer: Any
         if path == "/v3/kv/range":
@@ -126,23 +125,23 @@ class EtcdModel:
             ((kind, request),) = part.items()
             if kind == "request_range":
                 responses.append({"response_range": self._range(request)})
-            elif kind == "request_txn":
-                inner, inner_changed = self._txn(request)
-                changed = changed or inner_changed
-                responses.append({"response_txn": inner})
             elif kind == "request_put":
                 changed = True
                 self._put(_bytes(request["key"]), _bytes(request["value"]), int(request["lease"]))
                 responses.append({"response_put": {}})
             else:
-                changed = self.keys.pop(_bytes(request["key"]), None) is not None or changed
+                for kv in self._range(request)["kvs"]:
+                    changed = True
+                    del self.keys[_bytes(kv["key"])]
                 responses.append({"response_delete_range": {}})
         return {"succeeded": succeeded, "responses": responses}, changed
 
     def _holds(self, condition: Any) -> bool:
-        found = self.keys.get(_bytes(condition["key"]), {})
-        field = "mod_revision" if condition["target"] == "MOD" else "create_revision"
-        return int(found.get(field, 0)) == int(condition[field])
+        wanted = int(condition["mod_revision"])
+        found = [int(kv["mod_revision"]) for kv in self._range(condition)["kvs"]] or [0]
+        if condition["result"] == "LESS":
+            return all(revision < wanted for revision in found)
+        return found == [wanted]
 
     def _put(self, key: bytes, value: bytes, lease: int) -> None:
         if lease and lease not in self.leases:
@@ -159,11 +158,3 @@ class EtcdModel:
 
 def _bytes(text: str) -> bytes:
     return base64.b64decode(text)
-
-
-def _objects(text: str) -> list[dict[str, Any]]:
-    decoder, found, at = json.JSONDecoder(), [], 0
-    while at < len(text):
-        one, at = decoder.raw_decode(text, at)
-        found.append(one)
-    return found

@@ -27,7 +27,7 @@ TXN = "/v3/kv/txn"
 
 
 def store_of(etcd: EtcdModel, clock: VirtualClock | None = None) -> EtcdStore:
-    return EtcdStore(cast(EtcdClient, etcd), KEYS, View(KEYS), clock or VirtualClock())
+    return EtcdStore(cast(EtcdClient, etcd), KEYS, View(KEYS, 1), clock or VirtualClock())
 
 
 def with_epoch(state: BrokerSet, epoch: int) -> BrokerSet:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
+import pytest
 
 from penstock.controller.broker_set import BrokerSet
-from penstock.server.controller.etcd.keys import Keys
+from penstock.server.controller.etcd.keys import Keys, ReportKey
 from penstock.server.controller.etcd.messages import KeyValue
 from penstock.server.controller.etcd.view import LiveValue, View
 from penstock.server.controller.living_replicas import ReplicaKey
@@ -15,6 +14,7 @@ from penstock.server.controller.living_replicas import ReplicaKey
 KEYS = Keys("/p/")
 FIRST = ReplicaKey("b/1", 1)
 SET = KEYS.broker_set("b/1")
+OWN, OTHER, THIRD = 1, 2, 3
 
 
 def state(revision: int, epoch: int = 0) -> KeyValue:
@@ -22,8 +22,9 @@ def state(revision: int, epoch: int = 0) -> KeyValue:
     return KeyValue(SET, value, 1, revision)
 
 
-def replica(revision: int) -> KeyValue:
-    return KeyValue(KEYS.replica(FIRST), msgspec.json.encode(LiveValue(epoch=1)), 1, revision, 7)
+def report(revision: int, controller: int = OTHER) -> KeyValue:
+    value = msgspec.json.encode(LiveValue(epoch=1))
+    return KeyValue(KEYS.report(FIRST, controller), value, 1, revision, 7)
 
 
 def deletion(kv: KeyValue, revision: int) -> KeyValue:
@@ -37,15 +38,16 @@ def gone(view: View) -> list[ReplicaKey]:
 def test_keys_name_sets_and_replicas() -> None:
     for name in ("b", "a/b", "ä ö", "%2F"):
         assert KEYS.set_of(KEYS.broker_set(name)) == name
-        assert KEYS.replica_of(KEYS.replica(ReplicaKey(name, 12))) == ReplicaKey(name, 12)
-    assert KEYS.replica_of(SET) is None
-    assert KEYS.set_of(KEYS.replica(FIRST)) is None
-    assert KEYS.replica_of(b"/p/live/b/x") is None
-    assert KEYS.replica_of(b"/p/live/b/" + b"1" * 30) is None
+        key = ReportKey(ReplicaKey(name, 12), 34)
+        assert KEYS.report_of(KEYS.report(*key)) == key
+    assert KEYS.report_of(SET) is None
+    assert KEYS.set_of(KEYS.report(FIRST, 1)) is None
+    for strange in (b"x/1", b"1/x", b"1", b"1/" + b"1" * 30, b"1/2/3"):
+        assert KEYS.report_of(b"/p/live/b/" + strange) is None
 
 
 def test_the_newest_revision_counts() -> None:
-    view = View(KEYS)
+    view = View(KEYS, OWN)
     view.changed(state(5, epoch=5))
     view.learn(state(4, epoch=4))
     assert view.states["b/1"][1].master_epoch == 5
@@ -55,46 +57,56 @@ def test_the_newest_revision_counts() -> None:
 
 
 def test_what_was_deleted_does_not_come_back_by_an_old_answer() -> None:
-    view = View(KEYS)
-    for kv in (state(5), replica(6)):
+    view = View(KEYS, OWN)
+    for kv in (state(5), report(6), report(6, OWN)):
         view.changed(kv)
         view.deleted(deletion(kv, 7))
         view.learn(kv)
-    assert (view.states, view.replicas) == ({}, {})
+    assert (view.states, view.reports, view.own_reports) == ({}, {}, {})
 
 
-def test_an_old_deletion_does_not_remove_a_newer_key() -> None:
-    view = View(KEYS)
-    view.learn(replica(9))
-    view.deleted(deletion(replica(0), 8))
-    assert FIRST in view.replicas
+@pytest.mark.parametrize("controller", [OWN, OTHER])
+def test_an_old_deletion_does_not_remove_a_newer_key(controller: int) -> None:
+    view = View(KEYS, OWN)
+    view.learn(report(9, controller))
+    view.deleted(deletion(report(0, controller), 8))
+    assert FIRST in (view.own_reports if controller == OWN else view.reports)
+
+
+def test_a_replica_is_gone_when_the_last_report_of_another_controller_is() -> None:
+    view = View(KEYS, OWN)
+    for revision, controller in enumerate((OWN, OTHER, THIRD), 2):
+        view.changed(report(revision, controller))
+    view.deleted(deletion(report(0, OWN), 10))
+    view.deleted(deletion(report(0, OTHER), 11))
+    assert gone(view) == []
+    view.deleted(deletion(report(0, THIRD), 12))
+    assert gone(view) == [FIRST]
 
 
 def test_only_deletions_that_are_reported_in_time_are_deaths() -> None:
-    view = View(KEYS)
+    view = View(KEYS, OWN)
     for late, expected in ((True, []), (False, [FIRST])):
-        view.changed(replica(view.revision + 1))
-        view.deleted(deletion(replica(0), view.revision + 1), late=late)
+        view.changed(report(view.revision + 1))
+        view.deleted(deletion(report(0), view.revision + 1), late=late)
         assert gone(view) == expected
-    view.changed(replica(view.revision + 1))
+    view.changed(report(view.revision + 1))
     view.reset([], view.revision + 1)
-    assert (view.replicas, gone(view)) == ({}, [])
+    assert (view.reports, gone(view)) == ({}, [])
+
+
+def test_a_replica_is_forgotten_with_all_its_reports() -> None:
+    view = View(KEYS, OWN)
+    for revision, controller in enumerate((OWN, OTHER, THIRD), 2):
+        view.changed(report(revision, controller))
+    view.forget_replica(FIRST, 3)
+    assert set(view.reports[FIRST]) == {OTHER, THIRD}  # they are newer, or as new
+    view.forget_replica(FIRST, 5)
+    assert (view.reports, view.own_reports, gone(view)) == ({}, {}, [FIRST])
 
 
 def test_damaged_values_do_not_stop_the_view() -> None:
-    view = View(KEYS)
-    view.reset(
-        [KeyValue(SET, b"{", 1, 2), KeyValue(KEYS.replica(FIRST), b"\xff", 1, 2), state(3)], 4
-    )
-    assert FIRST in view.replicas
+    view = View(KEYS, OWN)
+    view.reset([KeyValue(SET, b"{", 1, 2), KeyValue(report(0).key, b"\xff", 1, 2), state(3)], 4)
+    assert FIRST in view.reports
     assert "b/1" in view.states
-
-
-def test_views_need_no_event_loop_of_their_own() -> None:
-    async def main() -> None:
-        view = View(KEYS)
-        view.changed(replica(2))
-        view.deleted(deletion(replica(0), 3))
-        assert await view.gone.get() == FIRST
-
-    asyncio.run(main())
