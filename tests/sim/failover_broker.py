@@ -170,6 +170,7 @@ class Broker(Node):
                 self.services = MasterService(self, lead)
                 self.world.note(f"{self.name} is the master of epoch {assigned.epoch}")
                 self._apply_confirmation()
+            self.services.start()
             then()
 
         self.world.at(self.world.rng.choice((2, 10, 50, 300)), started, self)
@@ -306,7 +307,7 @@ class Broker(Node):
         role, replica_id = self.role, self.replica_id
         assert role is not None
         assert replica_id is not None
-        if role.needs_election and role.alive(self.world.now_ms):
+        if role.needs_election:
             self._polling = True
 
             def elected(answer: Answer | None, tried: int) -> None:
@@ -322,6 +323,7 @@ class Broker(Node):
             return
         action = self.role.learn(state, self.world.now_ms)
         if isinstance(action, Lead):
+            self.power_lost = False
             self._lead(action)
         elif isinstance(action, Follow):
             self._follow(action)
@@ -362,13 +364,12 @@ class Broker(Node):
         if isinstance(services, SlaveService) and services.caught_up:
             role.caught_up()
             self.power_lost = False
-        if not role.alive(now_ms):
-            return
-        if not self.electable:
+        if role.complete and not self.electable:
             self.electable = True
             self.ledger.check()
         last = self.log.history.last
-        live = LiveReplica(last.number if last is not None else 0, len(self.log.data))
+        epoch = last.number if last is not None else 0
+        live = LiveReplica(epoch, len(self.log.data), complete=role.complete)
         replica_id = self.replica_id
         assert replica_id is not None
 

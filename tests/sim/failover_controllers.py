@@ -252,4 +252,5 @@ def set_state(state: BrokerSet) -> SetState:
         state.master_epoch,
         frozenset(state.in_sync),
         state.in_sync_epoch,
+        state.master_incomplete,
     )

@@ -148,7 +148,7 @@ class HaLink:
     def close_master(self, *, silent: bool = False) -> None:
         if self.master_open:
             self.master_open = False
-            self.master.links.discard(self)
+            self.master.links.pop(self, None)
             self.master_session.closed()
             self.to_master.drop()
             self.to_slave.close()
@@ -196,12 +196,21 @@ class HaLink:
             self.close_slave()
             self.slave.truncate(error.offset)
         except ReplicationError as error:
-            if "not the master any more" not in error.message:
-                raise InvariantError(f"{self.slave.broker.name}: {error}") from error
-            self._world.events["replaced master refused"] += 1
-            self.close_slave()
+            self._slave_refuses(error)
         else:
             self.slave_sends()
+
+    def _slave_refuses(self, error: ReplicationError) -> None:
+        broker = self.slave.broker
+        if "not the master any more" in error.message:
+            self._world.events["replaced master refused"] += 1
+            self.close_slave()
+        elif "no epoch in common" in error.message and not broker.ledger.clean:
+            # After an unclean election an operator deletes the store, as the error says.
+            broker.stop(disk=True)
+            broker.start()
+        else:
+            raise InvariantError(f"{broker.name}: {error}") from error
 
     # --- bytes are sent
 

@@ -263,10 +263,12 @@ class Life:
         self._until(self._works, "the set does not work after a send")
 
     def _needs_operator(self) -> bool:
-        """Whether all members of the in-sync set have lost their disks."""
+        """Whether a member of the in-sync set has lost its disk, and all others may have lost the
+        end of their logs: nobody knows what is lost."""
         state = self.etcd.state
-        ids = {broker.replica_id for broker in self.brokers}
-        lost = state is not None and bool(state.in_sync) and not ids & set(state.in_sync)
+        members = set() if state is None else set(state.in_sync)
+        present = [broker for broker in self.brokers if broker.replica_id in members]
+        lost = len(present) < len(members) and all(broker.power_lost for broker in present)
         if lost:
             self.world.events["operator"] += 1
             self.ledger.clean = False

@@ -61,7 +61,7 @@ class MasterService:
         self.world = world
         self.epoch = lead.epoch
         self.log = MasterView(self)
-        self.links: set[HaLink] = set()
+        self.links: dict[HaLink, None] = {}  # in the order of connecting
         self.waiting: list[tuple[int, int]] = []
         """Log offset of the end of sent records, and until when their clients wait."""
         self.acknowledging = True
@@ -78,9 +78,11 @@ class MasterService:
             log_end=len(log.data),
             confirmed=self.confirm_offset,
         )
+
+    def start(self) -> None:
         self.progress()
-        world.every(TICK_MS, self._tick, broker)
-        broker.ledger.begins(self.epoch, broker)
+        self.world.every(TICK_MS, self._tick, self.broker)
+        self.broker.ledger.begins(self.epoch, self.broker)
 
     def close(self, *, silent: bool = False) -> None:
         for link in list(self.links):
@@ -173,15 +175,17 @@ class SlaveService:
     def __init__(self, broker: Broker, newest: int) -> None:
         self.broker = broker
         self.world = broker.world
-        assigned = broker.assigned
-        self._heard = max(newest, assigned.epoch)
+        self._heard = max(newest, broker.assigned.epoch)
         self._master = ""
         self._finding = 0
         self._connecting = False
         self.link: HaLink | None = None
         self.confirm_offset = broker.log.acknowledged if broker.rules.slave_shows_all else 0
         """What readers see."""
-        self.world.every(TICK_MS, self._tick, broker)
+
+    def start(self) -> None:
+        assigned = self.broker.assigned
+        self.world.every(TICK_MS, self._tick, self.broker)
         if assigned.address:
             self.follow(assigned.address, assigned.epoch)
 
@@ -278,7 +282,7 @@ class SlaveService:
         peer = f"{broker.name}:{now_ms}"
         master_session = rules.master(master.log, master.replicas, options, peer, now_ms)
         self.link = HaLink(self.world, self, master, (slave_session, master_session))
-        master.links.add(self.link)
+        master.links[self.link] = None
         self.link.to_master.push(slave_session.start(now_ms))
 
     def link_lost(self, link: HaLink) -> None:

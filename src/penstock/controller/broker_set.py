@@ -36,6 +36,8 @@ class BrokerSet(msgspec.Struct, frozen=True, omit_defaults=True):
     """Ids of the replicas that have every acknowledged message, sorted; the master among them.
     Without a master: those that may become it."""
     in_sync_epoch: int = 0
+    master_incomplete: bool = False
+    """The master was elected although the end of its log may be missing."""
 
     @property
     def master_address(self) -> str | None:
@@ -67,6 +69,8 @@ class LiveReplica(NamedTuple):
     confirm_offset: int = 0
     priority: int = 2**31 - 1
     """Smaller is better."""
+    complete: bool = True
+    """Nothing that it has acknowledged can be missing in its log."""
 
 
 Living = Mapping[int, LiveReplica]

@@ -7,6 +7,13 @@ An election chooses among the living members of the in-sync set, because each of
 acknowledged message. The in-sync set is then the new master alone: the others join again when they
 have its log. If no member is alive, there is no master, and the set stays as it is. Only if an
 operator says so (`unclean`), another replica becomes the master, and messages may be lost.
+
+A member that says that the end of its log may be missing, after a power failure, is elected only if
+all members are alive and say the same. Then the one with the longest log is the best.
+
+A master that asks for an election has been started again. It does not continue its epoch: requests
+of its last process may still be on the way, and other replicas may have more of the log. It gets a
+new epoch.
 """
 
 from __future__ import annotations
@@ -107,7 +114,7 @@ def elect(
     designated: bool = False,
     unclean: bool = False,
 ) -> Decision:
-    """Elect a master if there is none that is alive.
+    """Elect a master if there is none that is alive, or the master itself asks.
 
     `asking` is the replica that asks; None if the controller has found that the master is dead.
     `designated`: this one is to be the master, also if another one is alive.
@@ -125,19 +132,20 @@ def elect(
                 ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
                 f"the id {asking} of the broker set {name} is not known",
             )
-        return _with_master(state, asking)
+        return _with_master(state, asking, living)
     wanted = asking if designated else None
-    chosen = _choose(state, state.in_sync, living, wanted)
+    restarted = asking is not None and asking == state.master_id and not designated
+    chosen = _choose(state, _electable(state, living), living, wanted)
     if chosen is None and unclean:
         chosen = _choose(state, state.replicas, living, wanted)
-    if chosen is not None and chosen == state.master_id:
+    if chosen is not None and chosen == state.master_id and not restarted:
         return Decision(
             state,
             ResponseCode.CONTROLLER_MASTER_STILL_EXIST,
             f"the master {chosen} of {name} is alive",
         )
     if chosen is not None:
-        return _with_master(state, chosen)
+        return _with_master(state, chosen, living)
     if asking is not None:
         return _refused(
             state,
@@ -152,6 +160,15 @@ def elect(
         f"the master of {name} is down, and no other member of its in-sync set is alive",
         changed=state.master_id is not None,
     )
+
+
+def _electable(state: BrokerSet, living: Living) -> Iterable[int]:
+    """The members of the in-sync set that have every acknowledged message, as far as that can be
+    known."""
+    complete = [one for one in state.in_sync if one in living and living[one].complete]
+    if complete or not all(one in living for one in state.in_sync):
+        return complete
+    return state.in_sync
 
 
 def _choose(
@@ -169,7 +186,7 @@ def _rank(replica_id: int, live: LiveReplica) -> tuple[int, int, int, int]:
     return -live.epoch, -live.max_offset, live.priority, replica_id
 
 
-def _with_master(state: BrokerSet, replica_id: int) -> Decision:
+def _with_master(state: BrokerSet, replica_id: int, living: Living) -> Decision:
     return Decision(
         msgspec.structs.replace(
             state,
@@ -177,6 +194,7 @@ def _with_master(state: BrokerSet, replica_id: int) -> Decision:
             master_epoch=state.master_epoch + 1,
             in_sync=(replica_id,),
             in_sync_epoch=state.in_sync_epoch + 1,
+            master_incomplete=replica_id in living and not living[replica_id].complete,
         ),
         changed=True,
         elected=True,
@@ -193,7 +211,8 @@ def alter_in_sync(
     members: Iterable[int],
     in_sync_epoch: int,
 ) -> Decision:
-    """The master asks for another in-sync set. Both epochs must be the present ones."""
+    """The master asks for another in-sync set, or for another number of the same one. Both epochs
+    must be the present ones: after a change no earlier request takes effect."""
     wanted = tuple(sorted(set(members)))
     if state is None:
         return _refused(
@@ -216,10 +235,8 @@ def _why_not(
     wanted: tuple[int, ...],
     in_sync_epoch: int,
 ) -> tuple[int, str] | None:
-    """The code and the reason of a refusal, in the order in which RocketMQ checks."""
-    if wanted == state.in_sync:
-        code = ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
-        return code, f"the in-sync set is {list(wanted)} already"
+    """The code and the reason of a refusal, in the order in which RocketMQ checks. RocketMQ also
+    refuses the set that there is already."""
     if state.master_id != master_id:
         return (
             ResponseCode.CONTROLLER_INVALID_MASTER,
