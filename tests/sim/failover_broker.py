@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from penstock.controller.broker_set import LiveReplica
 from penstock.replication.agreed_replicas import AgreedReplicas
-from penstock.replication.controlled_role import ControlledRole, Follow, Lead, SetState
+from penstock.replication.controlled_role import ControlledRole, Follow, Lead, SetState, TakeOver
 from penstock.replication.master_session import EpochMasterSession
 from penstock.replication.replicas import ReplicaRules
 from penstock.replication.slave_session import EpochSlaveSession
@@ -57,6 +57,8 @@ class BrokerRules(NamedTuple):
     """A request that is not answered counts as refused."""
     log_complete: bool = False
     """The log counts as complete also after a power cut."""
+    asks_for_next_epoch: bool = False
+    """A master that is elected again asks for sets until its services stop."""
     forgets_power_cut: bool = False
     """The second process after a power cut takes its log for complete."""
 
@@ -321,10 +323,15 @@ class Broker(Node):
         """As `ControlledBroker.learn`; also called by notifications."""
         if self.role is None:
             return
-        action = self.role.learn(state, self.world.now_ms)
+        self._act(self.role.learn(state, self.world.now_ms))
+
+    def _act(self, action: Lead | TakeOver | Follow | None) -> None:
+        assert self.role is not None
         if isinstance(action, Lead):
             self.power_lost = False
             self._lead(action)
+        elif isinstance(action, TakeOver):
+            self._alter(frozenset([self.role.own_id]), *action, lambda refused: None)
         elif isinstance(action, Follow):
             self._follow(action)
 
@@ -338,9 +345,11 @@ class Broker(Node):
         if not leads:
             self.world.note(f"{self.name} learns that it is the master of epoch {lead.epoch}")
             self.assigned = Assigned(leads=True, epoch=lead.epoch)
+            self._stop_writing()
             self.restart()
         elif isinstance(self.services, MasterService):
-            self.services.agree(map(str, lead.in_sync), lead.in_sync_epoch)
+            if self.services.epoch == lead.epoch or self.rules.asks_for_next_epoch:
+                self.services.agree(map(str, lead.in_sync), lead.in_sync_epoch)
 
     def _follow(self, follow: Follow) -> None:
         was_slave = not self.assigned.leads
@@ -350,11 +359,14 @@ class Broker(Node):
             if isinstance(self.services, SlaveService):
                 self.services.follow(follow.address, follow.epoch)
             return
-        if isinstance(self.services, MasterService):  # `_stop_writing`
+        self._stop_writing()
+        self.restart()
+
+    def _stop_writing(self) -> None:
+        if isinstance(self.services, MasterService):
             self.services.refusal = "not the master"
             self.services.acknowledging = False
             self.services.abandon_sends()
-        self.restart()
 
     # --- heartbeats and the lease
 
@@ -369,7 +381,7 @@ class Broker(Node):
             self.ledger.check()
         last = self.log.history.last
         epoch = last.number if last is not None else 0
-        live = LiveReplica(epoch, len(self.log.data), complete=role.complete)
+        live = LiveReplica(epoch, len(self.log.data), complete=role.complete, takes_over=True)
         replica_id = self.replica_id
         assert replica_id is not None
 
@@ -416,31 +428,36 @@ class Broker(Node):
     # --- the in-sync set
 
     def ask_for_set(self, members: Iterable[str], number: int) -> None:
-        """As `ControlledBroker._alter`."""
-        role, replica_id = self.role, self.replica_id
-        assert role is not None
+        """Ask the controllers for another in-sync set."""
+        assert self.role is not None
+        epoch = self.role.epoch
+        if isinstance(self.services, MasterService) and not self.rules.asks_for_next_epoch:
+            epoch = self.services.epoch
+
+        def answered(refused: bool) -> None:
+            if isinstance(self.services, MasterService):
+                self.services.replicas.answered(number, refused=refused)
+
+        self._alter(frozenset(int(name) for name in members), epoch, number, answered)
+
+    def _alter(
+        self, members: frozenset[int], epoch: int, number: int, then: Callable[[bool], None]
+    ) -> None:
+        """As `ControlledBroker._alter`; `then` gets whether the request is refused."""
+        replica_id = self.replica_id
         assert replica_id is not None
-        epoch, wanted = role.epoch, frozenset(int(name) for name in members)
 
         def answered(answer: Answer | None, failed: int) -> None:
             if answer is not None and answer.ok:
                 assert answer.state is not None
-                self.learn(
-                    SetState(
-                        replica_id,
-                        self.name,
-                        epoch,
-                        frozenset(answer.state.in_sync),
-                        answer.state.in_sync_epoch,
-                    )
-                )
+                assert self.role is not None
+                agreed = frozenset(answer.state.in_sync), answer.state.in_sync_epoch
+                self._act(self.role.agreed(epoch, *agreed, self.world.now_ms))
             else:
                 self._poll()
-            if isinstance(self.services, MasterService):
-                refused = self._is_refused(answer, failed)
-                self.services.replicas.answered(number, refused=refused)
+            then(self._is_refused(answer, failed))
 
-        self._call(lambda to, reply: to.alter(replica_id, epoch, wanted, number, reply), answered)
+        self._call(lambda to, reply: to.alter(replica_id, epoch, members, number, reply), answered)
 
     def _is_refused(self, answer: Answer | None, failed: int) -> bool:
         """Whether a request had and will have no effect."""

@@ -73,7 +73,7 @@ class Etcd(Node):
         if state is not None:
             self._world.note(
                 f"etcd: master {state.master_id}, epoch {state.master_epoch}, in sync "
-                f"{list(state.in_sync)}, number {state.in_sync_epoch}"
+                f"{list(state.in_sync)}, number {state.in_sync_epoch}, before {list(state.before)}"
             )
         self._changed()
         reply(True)
@@ -253,4 +253,5 @@ def set_state(state: BrokerSet) -> SetState:
         frozenset(state.in_sync),
         state.in_sync_epoch,
         state.master_incomplete,
+        not state.before,
     )

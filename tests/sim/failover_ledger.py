@@ -91,7 +91,8 @@ class Ledger:
         state = self._etcd().state
         if state is None or not self.clean:
             return
-        present = [one for one in self._members if one.replica_id in state.in_sync]
+        electable = state.before or state.in_sync
+        present = [one for one in self._members if one.replica_id in electable]
         if present and all(one.damaged for one in present):
             self._end_promise(present)
         for one in present:

@@ -80,19 +80,19 @@ class Life:
         self.serial = 0
         actions: list[tuple[Callable[[], None], float]] = [
             (self._crash, 1),
-            (self._cut_power, 1),
-            (self._lose_disk, 0.4),
-            (self._pause, 1),
-            (self._partition, 2),
+            (self._cut_power, 0.5),
+            (self._lose_disk, 0.15),
+            (self._pause, 0.7),
+            (self._partition, 1),
             (self._cut_links, 1),
             (self._stop_controller, 0.7),
             (self._stop_etcd, 0.5),
             (self._designate, 0.5),
-            (lambda: None, 4),
         ]
         self.actions = [action for action, _ in actions]
-        self.weights = [weight * rng.choice((0.0, 0.5, 1, 3)) for _, weight in actions]
-        self.weights[-1] += 0.1
+        self.weights = [weight * rng.choice((0.0, 0.3, 1, 3)) for _, weight in actions]
+        self.actions.append(lambda: None)
+        self.weights.append(rng.choice((2, 8, 20)))
 
     def run(self) -> None:
         rng, world = self.rng, self.world
@@ -164,8 +164,9 @@ class Life:
         left = [
             other
             for other in self.brokers
-            if other is not broker and other.replica_id in state.in_sync and not other.damaged
-        ]
+            if other is not broker and not other.damaged
+            and other.replica_id in (state.before or state.in_sync)
+        ]  # fmt: skip
         if left:
             self.world.note(f"{broker.name} loses its disk with {len(broker.log.data)} bytes")
             broker.stop(power=True, disk=True)
@@ -255,18 +256,21 @@ class Life:
             controller.unclean |= self._needs_operator()
         self._until(self._works, "the set does not work")
         acknowledged = self.world.events["acknowledged"]
-        service = self._master()
-        assert service is not None
-        if not self._send(service):
-            raise InvariantError(f"a send is refused: {service.refusal}")
-        self._until(lambda: self.world.events["acknowledged"] > acknowledged, "no acknowledgement")
+
+        def sent() -> bool:
+            master = self._master()
+            if master is not None and not master.waiting:
+                self._send(master)
+            return self.world.events["acknowledged"] > acknowledged
+
+        self._until(sent, "no acknowledgement")
         self._until(self._works, "the set does not work after a send")
 
     def _needs_operator(self) -> bool:
         """Whether a member of the in-sync set has lost its disk, and all others may have lost the
         end of their logs: nobody knows what is lost."""
         state = self.etcd.state
-        members = set() if state is None else set(state.in_sync)
+        members = set() if state is None else set(state.before or state.in_sync)
         present = [broker for broker in self.brokers if broker.replica_id in members]
         lost = len(present) < len(members) and all(broker.power_lost for broker in present)
         if lost:

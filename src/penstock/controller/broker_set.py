@@ -38,6 +38,9 @@ class BrokerSet(msgspec.Struct, frozen=True, omit_defaults=True):
     in_sync_epoch: int = 0
     master_incomplete: bool = False
     """The master was elected although the end of its log may be missing."""
+    before: tuple[int, ...] = ()
+    """The in-sync set before the election of a master that has not taken over yet. That one has
+    acknowledged nothing so far: each of these can be elected instead."""
 
     @property
     def master_address(self) -> str | None:
@@ -71,6 +74,8 @@ class LiveReplica(NamedTuple):
     """Smaller is better."""
     complete: bool = True
     """Nothing that it has acknowledged can be missing in its log."""
+    takes_over: bool = False
+    """When it is elected, it asks for its in-sync set before it acknowledges messages."""
 
 
 Living = Mapping[int, LiveReplica]

@@ -11,6 +11,10 @@ operator says so (`unclean`), another replica becomes the master, and messages m
 A member that says that the end of its log may be missing, after a power failure, is elected only if
 all members are alive and say the same. Then the one with the longest log is the best.
 
+A replica that is elected may be dead: that is noticed later. So the members of the set before stay
+electable until the new master has taken over, by its first request for an in-sync set. Brokers of
+RocketMQ do not ask before they acknowledge messages; there the new master is the only one at once.
+
 A master that asks for an election has been started again. It does not continue its epoch: requests
 of its last process may still be on the way, and other replicas may have more of the log. It gets a
 new epoch.
@@ -165,10 +169,11 @@ def elect(
 def _electable(state: BrokerSet, living: Living) -> Iterable[int]:
     """The members of the in-sync set that have every acknowledged message, as far as that can be
     known."""
-    complete = [one for one in state.in_sync if one in living and living[one].complete]
-    if complete or not all(one in living for one in state.in_sync):
+    members = state.before or state.in_sync
+    complete = [one for one in members if one in living and living[one].complete]
+    if complete or not all(one in living for one in members):
         return complete
-    return state.in_sync
+    return members
 
 
 def _choose(
@@ -187,6 +192,9 @@ def _rank(replica_id: int, live: LiveReplica) -> tuple[int, int, int, int]:
 
 
 def _with_master(state: BrokerSet, replica_id: int, living: Living) -> Decision:
+    live, before = living.get(replica_id, LiveReplica()), state.before or state.in_sync
+    if not live.takes_over or replica_id not in before or len(before) == 1:
+        before = ()
     return Decision(
         msgspec.structs.replace(
             state,
@@ -194,7 +202,8 @@ def _with_master(state: BrokerSet, replica_id: int, living: Living) -> Decision:
             master_epoch=state.master_epoch + 1,
             in_sync=(replica_id,),
             in_sync_epoch=state.in_sync_epoch + 1,
-            master_incomplete=replica_id in living and not living[replica_id].complete,
+            master_incomplete=not live.complete,
+            before=before,
         ),
         changed=True,
         elected=True,
@@ -223,7 +232,9 @@ def alter_in_sync(
     refusal = _why_not(state, living, master_id, master_epoch, wanted, in_sync_epoch)
     if refusal is not None:
         return _refused(state, *refusal)
-    altered = msgspec.structs.replace(state, in_sync=wanted, in_sync_epoch=state.in_sync_epoch + 1)
+    altered = msgspec.structs.replace(
+        state, in_sync=wanted, in_sync_epoch=state.in_sync_epoch + 1, before=()
+    )
     return Decision(altered, changed=True)
 
 
@@ -255,7 +266,7 @@ def _why_not(
     for one in wanted:
         if one not in state.replicas:
             return ResponseCode.CONTROLLER_INVALID_REPLICAS, f"there is no replica {one}"
-        if one not in living:
+        if one not in living and one != master_id:  # which asks
             return ResponseCode.CONTROLLER_BROKER_NOT_ALIVE, f"the replica {one} is not alive"
     if master_id not in wanted:
         code = ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
@@ -291,6 +302,7 @@ def clean(
             replicas=kept,
             master_id=None if state.master_id in removed else state.master_id,
             in_sync=tuple(one for one in state.in_sync if one in kept),
+            before=tuple(one for one in state.before if one in kept),
             in_sync_epoch=state.in_sync_epoch + 1,
         ),
         changed=True,

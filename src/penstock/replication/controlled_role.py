@@ -18,6 +18,10 @@ it has every acknowledged message. That is true unless the machine lost power an
 was not flushed. Until a master has given such a broker its log, its heartbeats say that the log is
 not complete, and it leads only if the controllers knew that when they elected it.
 
+A replica that is elected takes over first: it asks for an in-sync set of its own. Until then each
+member of the set before can be elected instead, in case this one is dead. So it must not acknowledge
+anything, nor show its log to readers.
+
 RocketMQ's controllers do not know incomplete logs, and do not elect a master that is alive. They
 get no heartbeats (`alive`) while the log is incomplete, or while they take this replica for the
 master of an epoch that it can't continue. If there is no master for `UNSURE_MS`, a replica with an
@@ -39,6 +43,8 @@ class SetState(NamedTuple):
     in_sync_epoch: int = 0
     master_incomplete: bool = False
     """The controllers knew that the log of the master may be incomplete."""
+    taken_over: bool = True
+    """The master has taken over."""
 
 
 class Lead(NamedTuple):
@@ -46,6 +52,13 @@ class Lead(NamedTuple):
 
     epoch: int
     in_sync: frozenset[int]
+    in_sync_epoch: int
+
+
+class TakeOver(NamedTuple):
+    """Ask the controllers for an in-sync set of this replica alone, and learn what they answer."""
+
+    epoch: int
     in_sync_epoch: int
 
 
@@ -73,7 +86,7 @@ class ControlledRole:
         self.state: SetState | None = None
         """The last news of the present epoch."""
 
-    def learn(self, state: SetState, now_ms: int) -> Lead | Follow | None:
+    def learn(self, state: SetState, now_ms: int) -> Lead | TakeOver | Follow | None:
         """Take news of the controllers; returns what is to be done."""
         if state.master_epoch < self.epoch:
             return None
@@ -84,8 +97,11 @@ class ControlledRole:
             self._waits_since_ms = now_ms
         if state.master_epoch == self.epoch:
             return self._lead(state) if self.leads else self._follow(state)
-        if state.master_id == self.own_id and not self._may_lead(state):
-            return None
+        if state.master_id == self.own_id:
+            if not self._may_lead(state):
+                return None
+            if not state.taken_over:
+                return TakeOver(state.master_epoch, state.in_sync_epoch)
         self.epoch = state.master_epoch
         self.leads = state.master_id == self.own_id
         self._sure |= self.leads  # what it has is the log from now on
@@ -105,6 +121,17 @@ class ControlledRole:
         self._followed = state.master_epoch, state.master_address
         return Follow(state.master_address, state.master_epoch)
 
+    def agreed(
+        self, epoch: int, in_sync: frozenset[int], in_sync_epoch: int, now_ms: int
+    ) -> Lead | TakeOver | Follow | None:
+        """The controllers have agreed to a set that this replica asked for in an epoch."""
+        state = self.state
+        if state is None or (state.master_id, state.master_epoch) != (self.own_id, epoch):
+            return None
+        return self.learn(
+            state._replace(in_sync=in_sync, in_sync_epoch=in_sync_epoch, taken_over=True), now_ms
+        )
+
     def caught_up(self) -> None:
         """This replica has the whole log of its master."""
         self._sure = True
@@ -122,7 +149,7 @@ class ControlledRole:
 
     @property
     def needs_election(self) -> bool:
-        """Whether there is no master, or this replica is taken for the master but can't lead."""
+        """Whether there is no master, or this replica is taken for one but can't lead."""
         return self._taken_for_master or (self.state is not None and self.state.master_id is None)
 
     @property
@@ -130,4 +157,5 @@ class ControlledRole:
         state = self.state
         if state is None or state.master_id != self.own_id:
             return False
-        return not self.leads or self.epoch != state.master_epoch
+        leads = self.leads and self.epoch == state.master_epoch
+        return not leads and not self._may_lead(state)
