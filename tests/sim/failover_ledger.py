@@ -16,7 +16,7 @@ from typing import Protocol
 
 from tests.sim.failover_controllers import Etcd
 from tests.sim.failover_world import World
-from tests.sim.replication_nodes import InvariantError, ModelLog
+from tests.sim.replication_nodes import HEAD, InvariantError, ModelLog
 
 
 class Member(Protocol):
@@ -50,6 +50,8 @@ class Ledger:
         """The log up to the last byte that a reader saw."""
         self._writers: dict[int, str] = {}
         self._written: dict[tuple[int, int], int] = {}
+        self._lost: list[tuple[int, bytes]] = []
+        """Offsets and heads of the first records that were lost when a promise ended."""
         self.clean = True
         """False: an operator has asked for an unclean election."""
 
@@ -80,6 +82,9 @@ class Ledger:
 
     def _longer(self, known: bytes, member: Member, end: int, what: str) -> bytes:
         data = bytes(member.log.data[:end])
+        for offset, head in self._lost:
+            if data[offset : offset + HEAD.size] == head:
+                data = data[:offset]  # another replica still has it, but can't be elected
         if self.clean and not (data.startswith(known) or known.startswith(data)):
             raise InvariantError(f"{member.name}: other messages were {what} before")
         return max(data, known, key=len)
@@ -114,20 +119,23 @@ class Ledger:
         return "" if member.log.data.startswith(self.seen) else "seen"
 
     def _end_promise(self, present: list[Member]) -> None:
-        """All members of the in-sync set have lost power: what one of them has is left."""
-        before = len(self.acknowledged)
-        self.acknowledged = _common([one.log.data for one in present], self.acknowledged)
-        self.seen = _common([one.log.data for one in present], self.seen)
-        if len(self.acknowledged) < before:
-            self._world.events["all members lost power"] += 1
-            self._world.note(f"promised is only {len(self.acknowledged)} of {before} bytes")
+        """All members of the in-sync set have lost power: the longest log is left."""
+        promised = max(self.acknowledged, self.seen, key=len)
+        end = max(_common(one.log.data, promised) for one in present)
+        if end == len(promised):
+            return
+        self._lost.append((end, promised[end : end + HEAD.size]))
+        self.acknowledged, self.seen = self.acknowledged[:end], self.seen[:end]
+        self._world.events["all members lost power"] += 1
+        self._world.note(f"promised is only {end} of {len(promised)} bytes")
 
 
-def _common(logs: Iterable[bytearray], promised: bytes) -> bytes:
-    """The part of a promise that all logs have: any of them may be elected."""
-    for log in logs:
-        size = min(len(log), len(promised))
-        while log[:size] != promised[:size]:
-            size -= 1
-        promised = promised[:size]
-    return promised
+def _common(log: bytearray, promised: bytes) -> int:
+    """Up to where a log has what is promised, in whole records."""
+    at = 0
+    while at < len(promised):
+        end = at + HEAD.unpack_from(promised, at)[0]
+        if log[at:end] != promised[at:end]:
+            break
+        at = end
+    return at

@@ -71,7 +71,7 @@ class Pipe:
         if self.open and data:
             self._buffer += data
             if not self._moving:
-                self._move(self._world.delay_ms())
+                self._move(self._delay_ms())
 
     def close(self) -> None:
         """Nothing more is sent; a part of what is on the way is lost."""
@@ -83,6 +83,9 @@ class Pipe:
         """The target reads no more."""
         self.open = False
         self._buffer.clear()
+
+    def _delay_ms(self) -> int:
+        return self._world.delay_ms(self._source, self._target, slow=self._world.slow / 20)
 
     def _move(self, delay_ms: int) -> None:
         self._moving = True
@@ -103,7 +106,7 @@ class Pipe:
         del buffer[:size]
         self._deliver(piece)
         if buffer and not self._moving:
-            self._move(world.delay_ms())
+            self._move(self._delay_ms())
 
 
 class HaLink:

@@ -75,16 +75,19 @@ class Life:
         flush_ms = rng.choice((5, 20)) if mode.sync_flush else rng.choice((50, 200, 500))
         for broker in self.brokers:
             broker.controllers, broker.brokers = self.controllers, by_name
+            broker.distance_ms = rng.choice((0, 0, 0, 5, 25))
             world.every(flush_ms, lambda to=broker: self._flush(to), self.etcd)  # type: ignore[misc]
             broker.start()
         self.serial = 0
+        self.gaps = rng.choice(((1, 2, 5), (2, 10, 50), (2, 10, 50, 150), (50, 150, 400)))
+        """Between sends."""
         actions: list[tuple[Callable[[], None], float]] = [
             (self._crash, 1),
             (self._cut_power, 0.5),
             (self._lose_disk, 0.15),
             (self._pause, 0.7),
             (self._partition, 1),
-            (self._cut_links, 1),
+            (self._cut_links, 2),
             (self._stop_controller, 0.7),
             (self._stop_etcd, 0.5),
             (self._designate, 0.5),
@@ -99,9 +102,9 @@ class Life:
         world.run(2_000)
         for _ in range(STEPS):
             rng.choices(self.actions, self.weights)[0]()
-            for _ in range(rng.choice((1, 3, 6))):
+            for _ in range(rng.choice((1, 3, 6, 12))):
                 self._client()
-                world.run(rng.choice((2, 10, 50, 150)))
+                world.run(rng.choice(self.gaps))
             self._recover()
         self._converge()
 

@@ -29,6 +29,8 @@ class Node:
         self.life = 0
         """Counts the processes; timers of an earlier one have no effect."""
         self.paused_until_ms = 0
+        self.distance_ms = 0
+        """How long a message to or from it takes at least."""
 
     def end(self) -> None:
         """The process ends."""
@@ -46,7 +48,7 @@ class World:
         self.events: Counter[str] = Counter()
         self.trace = trace
         self.loss = rng.choice((0.0, 0.01, 0.05))
-        self.slow = rng.choice((0.0, 0.01, 0.04))
+        self.slow = rng.choice((0.0, 0.01, 0.05, 0.2))
         """How probable it is that a message takes long."""
         self._queue: list[tuple[int, int, Call, Node | None, int]] = []
         self._count = 0
@@ -103,11 +105,11 @@ class World:
     def blocked(self, source: Node, target: Node) -> bool:
         return self._blocked.get((source.name, target.name), 0) > self.now_ms
 
-    def delay_ms(self) -> int:
-        rng = self.rng
-        if self.slow and rng.random() < self.slow:
+    def delay_ms(self, source: Node, target: Node, *, slow: float | None = None) -> int:
+        rng, slow = self.rng, self.slow if slow is None else slow
+        if slow and rng.random() < slow:
             return rng.randint(50, 6000)
-        return rng.choice((1, 1, 2, 3, 8))
+        return rng.choice((1, 1, 2, 3, 8)) + source.distance_ms + target.distance_ms
 
     def send(self, source: Node, target: Node, arrive: Call, refused: Call | None = None) -> None:
         """Send a message. `refused`: nobody listens."""
@@ -123,7 +125,7 @@ class World:
             else:
                 arrive()
 
-        self.at(self.delay_ms(), deliver)
+        self.at(self.delay_ms(source, target), deliver)
 
     def call(
         self,
