@@ -240,8 +240,17 @@ class Controller(Node):
         self._world.events["election"] += 1
         for one, replica in state.replicas.items():
             if one in self._living:
-                broker = self.brokers[replica.address]
-                self._world.send(self, broker, lambda to=broker: to.learn(set_state(state)))  # type: ignore[misc]
+                self._tell(self.brokers[replica.address], set_state(state))
+
+    def _tell(self, broker: Node, state: SetState) -> None:
+        """A notification dials the broker, and may be very late."""
+        world = self._world
+        late_ms = world.rng.randint(0, 15_000) if world.rng.random() < world.slow * 3 else 0
+        world.at(
+            late_ms,
+            lambda: world.send(self, broker, lambda: broker.learn(state)),  # type: ignore[attr-defined]
+            self,
+        )
 
 
 def set_state(state: BrokerSet) -> SetState:

@@ -52,6 +52,9 @@ class Ledger:
         self._written: dict[tuple[int, int], int] = {}
         self._lost: list[tuple[int, bytes]] = []
         """Offsets and heads of the first records that were lost when a promise ended."""
+        self._damaged = False
+        """All replicas that can be elected have lost messages."""
+        self._epoch = 0
         self.clean = True
         """False: an operator has asked for an unclean election."""
 
@@ -98,7 +101,11 @@ class Ledger:
             return
         electable = state.before or state.in_sync
         present = [one for one in self._members if one.replica_id in electable]
-        if present and all(one.damaged for one in present):
+        damaged = bool(present) and all(one.damaged for one in present)
+        if damaged and not self._damaged and state.master_epoch > self._epoch > 0:
+            raise InvariantError("an election leaves only replicas that have lost messages")
+        self._damaged, self._epoch = damaged, state.master_epoch
+        if damaged:
             self._end_promise(present)
         for one in present:
             if one.damaged and not one.electable:

@@ -76,11 +76,13 @@ class Life:
         for broker in self.brokers:
             broker.controllers, broker.brokers = self.controllers, by_name
             broker.distance_ms = rng.choice((0, 0, 0, 5, 25))
-            world.every(flush_ms, lambda to=broker: self._flush(to), self.etcd)  # type: ignore[misc]
             broker.start()
+        world.every(flush_ms, self._flush, self.etcd)
         self.serial = 0
         self.gaps = rng.choice(((1, 2, 5), (2, 10, 50), (2, 10, 50, 150), (50, 150, 400)))
         """Between sends."""
+        self.recovery = rng.choice((0.03, 0.08, 0.2))
+        """How probable it is that a node starts again, at each step."""
         actions: list[tuple[Callable[[], None], float]] = [
             (self._crash, 1),
             (self._cut_power, 0.5),
@@ -90,7 +92,7 @@ class Life:
             (self._cut_links, 2),
             (self._stop_controller, 0.7),
             (self._stop_etcd, 0.5),
-            (self._designate, 0.5),
+            (self._designate, 1),
         ]
         self.actions = [action for action, _ in actions]
         self.weights = [weight * rng.choice((0.0, 0.3, 1, 3)) for _, weight in actions]
@@ -108,9 +110,11 @@ class Life:
             self._recover()
         self._converge()
 
-    def _flush(self, broker: Broker) -> None:
-        if broker.up and broker.paused_until_ms <= self.world.now_ms:
-            broker.flush()
+    def _flush(self) -> None:
+        for broker in self.brokers:
+            runs = broker.up and broker.paused_until_ms <= self.world.now_ms
+            if runs and broker.log.flushed < len(broker.log.data) and self.rng.random() < 0.7:
+                broker.flush()
 
     # --- clients
 
@@ -242,7 +246,7 @@ class Life:
 
     def _recover(self) -> None:
         for node in (*self.brokers, *self.controllers):
-            if not node.up and self.rng.random() < 0.15:
+            if not node.up and self.rng.random() < self.recovery:
                 self.world.note(f"{node.name} starts")
                 node.start()
 
