@@ -347,9 +347,10 @@ class Broker(Node):
             self.assigned = Assigned(leads=True, epoch=lead.epoch)
             self._stop_writing()
             self.restart()
-        elif isinstance(self.services, MasterService):
-            if self.services.epoch == lead.epoch or self.rules.asks_for_next_epoch:
-                self.services.agree(map(str, lead.in_sync), lead.in_sync_epoch)
+        elif isinstance(self.services, MasterService) and (
+            self.services.epoch == lead.epoch or self.rules.asks_for_next_epoch
+        ):
+            self.services.agree(map(str, lead.in_sync), lead.in_sync_epoch)
 
     def _follow(self, follow: Follow) -> None:
         was_slave = not self.assigned.leads

@@ -299,11 +299,14 @@ class Life:
 
     def _master(self) -> MasterService | None:
         state = self.etcd.state
+        if state is None:
+            return None
+        elected = state.master_id, state.master_epoch
         for broker in self.brokers:
             service = broker.services
-            if state is not None and isinstance(service, MasterService):
-                if service.epoch == state.master_epoch and broker.replica_id == state.master_id:
-                    return service
+            leads = isinstance(service, MasterService)
+            if leads and (broker.replica_id, broker.leads_epoch) == elected:
+                return service
         return None
 
     def _works(self) -> bool:

@@ -183,9 +183,7 @@ def elect_alone(*arguments: Any, **options: Any) -> Decision:
     return decision._replace(state=msgspec.structs.replace(decision.state, before=()))
 
 
-def alter_unchecked(
-    state: BrokerSet | None, name: str, living: Living, **options: Any
-) -> Decision:
+def alter_unchecked(state: BrokerSet | None, name: str, living: Living, **options: Any) -> Decision:
     """Takes requests of any master for any set."""
     if state is not None:
         present = {"master_epoch": state.master_epoch, "in_sync_epoch": state.in_sync_epoch}

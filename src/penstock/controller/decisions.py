@@ -182,7 +182,7 @@ def _choose(
     candidates = [one for one in among if one in living and one in state.replicas]
     if wanted is not None:
         return wanted if wanted in candidates else None
-    if state.master_id in candidates:
+    if state.master_id in candidates and living[state.master_id].complete:
         return state.master_id
     return min(candidates, key=lambda one: _rank(one, living[one]), default=None)
 

@@ -19,8 +19,8 @@ was not flushed. Until a master has given such a broker its log, its heartbeats 
 not complete, and it leads only if the controllers knew that when they elected it.
 
 A replica that is elected takes over first: it asks for an in-sync set of its own. Until then each
-member of the set before can be elected instead, in case this one is dead. So it must not acknowledge
-anything, nor show its log to readers.
+member of the set before can be elected instead, in case this one is dead. So it must neither
+acknowledge messages nor show its log to readers.
 
 RocketMQ's controllers do not know incomplete logs, and do not elect a master that is alive. They
 get no heartbeats (`alive`) while the log is incomplete, or while they take this replica for the
