@@ -90,6 +90,8 @@ class Controller(Node):
         self._living: dict[int, tuple[LiveReplica, int]] = {}
         self.brokers: dict[str, Node] = {}
         """By address. They have a method `learn`."""
+        self.told: list[SetState] = []
+        """All notifications."""
         self.unclean = False
         self.early_death = world.rng.choice((0.0, 0.0, 0.01))
         """How probable it is, at each scan, that a replica is taken for dead."""
@@ -245,6 +247,7 @@ class Controller(Node):
     def _tell(self, broker: Node, state: SetState) -> None:
         """A notification dials the broker, and may be very late."""
         world = self._world
+        self.told.append(state)
         late_ms = world.rng.randint(0, 15_000) if world.rng.random() < world.slow * 3 else 0
         world.at(
             late_ms,

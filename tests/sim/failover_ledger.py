@@ -55,6 +55,7 @@ class Ledger:
         self._damaged = False
         """All replicas that can be elected have lost messages."""
         self._epoch = 0
+        self._taking_over = False
         self.clean = True
         """False: an operator has asked for an unclean election."""
 
@@ -101,10 +102,11 @@ class Ledger:
             return
         electable = state.before or state.in_sync
         present = [one for one in self._members if one.replica_id in electable]
-        damaged = bool(present) and all(one.damaged for one in present)
-        if damaged and not self._damaged and state.master_epoch > self._epoch > 0:
+        damaged = bool(present) and all(one.damaged and self._lacks(one) for one in present)
+        if damaged and not self._damaged and (self._taking_over or state.master_epoch > self._epoch):
             raise InvariantError("an election leaves only replicas that have lost messages")
         self._damaged, self._epoch = damaged, state.master_epoch
+        self._taking_over = bool(state.before)
         if damaged:
             self._end_promise(present)
         for one in present:

@@ -93,6 +93,7 @@ class Life:
             (self._stop_controller, 0.7),
             (self._stop_etcd, 0.5),
             (self._designate, 1),
+            (self._tell_late, 1),
         ]
         self.actions = [action for action, _ in actions]
         self.weights = [weight * rng.choice((0.0, 0.3, 1, 3)) for _, weight in actions]
@@ -242,6 +243,15 @@ class Life:
             self.world.note(f"{broker.name} is designated")
             controller.elect(broker.replica_id, lambda answer: None, designated=True)
 
+    def _tell_late(self) -> None:
+        """A notification arrives that was sent long ago."""
+        broker = self._some_broker()
+        told = self.rng.choice(self.controllers).told
+        if broker is not None and told:
+            state = self.rng.choice(told)
+            self.world.note(f"{broker.name} is told late of epoch {state.master_epoch}")
+            broker.learn(state)
+
     # --- recovery
 
     def _recover(self) -> None:
@@ -260,7 +270,6 @@ class Life:
                 node.start()
         for controller in self.controllers:
             controller.early_death = 0.0
-            controller.unclean |= self._needs_operator()
         self._until(self._works, "the set does not work")
         acknowledged = self.world.events["acknowledged"]
 
@@ -280,15 +289,17 @@ class Life:
         members = set() if state is None else set(state.before or state.in_sync)
         present = [broker for broker in self.brokers if broker.replica_id in members]
         lost = len(present) < len(members) and all(broker.power_lost for broker in present)
-        if lost:
-            self.world.events["operator"] += 1
-            self.ledger.clean = False
         return lost
 
     def _until(self, done: Callable[[], bool], otherwise: str) -> None:
         until_ms = self.world.now_ms + CONVERGENCE_MS
         while self.world.now_ms < until_ms:
             self.world.run(100)
+            if self._needs_operator() and not self.controllers[0].unclean:
+                self.world.events["operator"] += 1
+                self.ledger.clean = False
+                for controller in self.controllers:
+                    controller.unclean = True
             for broker in self.brokers:
                 service = broker.services
                 if isinstance(service, MasterService):
