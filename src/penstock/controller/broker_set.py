@@ -53,6 +53,11 @@ class BrokerSet(msgspec.Struct, frozen=True, omit_defaults=True):
     """Ids of the replicas that have every acknowledged message, sorted; the master among them.
     Without a master: those that may become it."""
     in_sync_epoch: int = 0
+    master_incomplete: bool = False
+    """The master was elected although the end of its log may be missing."""
+    before: tuple[int, ...] = ()
+    """The in-sync set before the election of a master that has not taken over yet. That one has
+    acknowledged nothing so far: each of these can be elected instead."""
     history: tuple[Election, ...] = ()
     """The last elections, the newest at the end."""
     writes: tuple[str, ...] = ()
@@ -88,6 +93,10 @@ class LiveReplica(NamedTuple):
     confirm_offset: int = 0
     priority: int = 2**31 - 1
     """Smaller is better."""
+    complete: bool = True
+    """Nothing that it has acknowledged can be missing in its log."""
+    takes_over: bool = False
+    """When it is elected, it asks for its in-sync set before it acknowledges messages."""
 
 
 Living = Mapping[int, LiveReplica]

@@ -8,6 +8,17 @@ acknowledged message. The in-sync set is then the new master alone: the others j
 have its log. If no member is alive, there is no master, and the set stays as it is. Only if an
 operator says so (`unclean`), another replica becomes the master, and messages may be lost.
 
+A member that says that the end of its log may be missing, after a power failure, is elected only if
+all members are alive and say the same. Then the one with the longest log is the best.
+
+A replica that is elected may be dead: that is noticed later. So the members of the set before stay
+electable until the new master has taken over, by its first request for an in-sync set. Brokers of
+RocketMQ do not ask before they acknowledge messages; there the new master is the only one at once.
+
+A master that asks for an election has been started again. It does not continue its epoch: requests
+of its last process may still be on the way, and other replicas may have more of the log. It gets a
+new epoch.
+
 The time is a parameter, for the history of elections; no decision depends on it.
 """
 
@@ -127,7 +138,7 @@ def elect(
     unclean: bool = False,
     why_dead: str = "",
 ) -> Decision:
-    """Elect a master if there is none that is alive.
+    """Elect a master if there is none that is alive, or the master itself asks.
 
     `asking` is the replica that asks; None if the controller has found that the master is dead, for
     the reason `why_dead`. `designated`: this one is to be the master, also if another one is alive.
@@ -145,12 +156,13 @@ def elect(
                 ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
                 f"the id {asking} of the broker set {name} is not known",
             )
-        return _with_master(state, asking, now_ms, "first master")
+        return _with_master(state, asking, living, now_ms, "first master")
     wanted = asking if designated else None
-    chosen = _choose(state, state.in_sync, living, wanted)
+    restarted = asking is not None and asking == state.master_id and not designated
+    chosen = _choose(state, _electable(state, living), living, wanted)
     if chosen is None and unclean:
         chosen = _choose(state, state.replicas, living, wanted)
-    if chosen is not None and chosen == state.master_id:
+    if chosen is not None and chosen == state.master_id and not restarted:
         return Decision(
             state,
             ResponseCode.CONTROLLER_MASTER_STILL_EXIST,
@@ -158,9 +170,11 @@ def elect(
         )
     if chosen is not None:
         reason = "asked for by an operator" if designated else _loss(state, why_dead)
-        if chosen not in state.in_sync:
+        if restarted:
+            reason = f"replica {asking} was restarted"
+        if chosen not in (state.before or state.in_sync):
             reason += f"; unclean: replica {chosen} was not in the in-sync set"
-        return _with_master(state, chosen, now_ms, reason)
+        return _with_master(state, chosen, living, now_ms, reason)
     if asking is not None:
         return _refused(
             state,
@@ -198,13 +212,23 @@ def _without_master(state: BrokerSet, name: str, now_ms: int, why_dead: str) -> 
     )
 
 
+def _electable(state: BrokerSet, living: Living) -> Iterable[int]:
+    """The members of the in-sync set that have every acknowledged message, as far as that can be
+    known."""
+    members = state.before or state.in_sync
+    complete = [one for one in members if one in living and living[one].complete]
+    if complete or not all(one in living for one in members):
+        return complete
+    return members
+
+
 def _choose(
     state: BrokerSet, among: Iterable[int], living: Living, wanted: int | None
 ) -> int | None:
     candidates = [one for one in among if one in living and one in state.replicas]
     if wanted is not None:
         return wanted if wanted in candidates else None
-    if state.master_id in candidates:
+    if state.master_id in candidates and living[state.master_id].complete:
         return state.master_id
     return min(candidates, key=lambda one: _rank(one, living[one]), default=None)
 
@@ -213,8 +237,13 @@ def _rank(replica_id: int, live: LiveReplica) -> tuple[int, int, int, int]:
     return -live.epoch, -live.max_offset, live.priority, replica_id
 
 
-def _with_master(state: BrokerSet, replica_id: int, now_ms: int, reason: str) -> Decision:
+def _with_master(
+    state: BrokerSet, replica_id: int, living: Living, now_ms: int, reason: str
+) -> Decision:
     epoch = state.master_epoch + 1
+    live, before = living.get(replica_id, LiveReplica()), state.before or state.in_sync
+    if not live.takes_over or replica_id not in before or len(before) == 1:
+        before = ()
     return Decision(
         msgspec.structs.replace(
             state,
@@ -223,6 +252,8 @@ def _with_master(state: BrokerSet, replica_id: int, now_ms: int, reason: str) ->
             in_sync=(replica_id,),
             in_sync_epoch=state.in_sync_epoch + 1,
             history=_with_election(state, Election(epoch, replica_id, now_ms, reason)),
+            master_incomplete=not live.complete,
+            before=before,
         ),
         changed=True,
         elected=True,
@@ -243,7 +274,8 @@ def alter_in_sync(
     members: Iterable[int],
     in_sync_epoch: int,
 ) -> Decision:
-    """The master asks for another in-sync set. Both epochs must be the present ones."""
+    """The master asks for another in-sync set, or for another number of the same one. Both epochs
+    must be the present ones: after a change no earlier request takes effect."""
     wanted = tuple(sorted(set(members)))
     if state is None:
         return _refused(
@@ -254,7 +286,9 @@ def alter_in_sync(
     refusal = _why_not(state, living, master_id, master_epoch, wanted, in_sync_epoch)
     if refusal is not None:
         return _refused(state, *refusal)
-    altered = msgspec.structs.replace(state, in_sync=wanted, in_sync_epoch=state.in_sync_epoch + 1)
+    altered = msgspec.structs.replace(
+        state, in_sync=wanted, in_sync_epoch=state.in_sync_epoch + 1, before=()
+    )
     return Decision(altered, changed=True)
 
 
@@ -266,10 +300,8 @@ def _why_not(
     wanted: tuple[int, ...],
     in_sync_epoch: int,
 ) -> tuple[int, str] | None:
-    """The code and the reason of a refusal, in the order in which RocketMQ checks."""
-    if wanted == state.in_sync:
-        code = ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
-        return code, f"the in-sync set is {list(wanted)} already"
+    """The code and the reason of a refusal, in the order in which RocketMQ checks. RocketMQ also
+    refuses the set that there is already."""
     if state.master_id != master_id:
         return (
             ResponseCode.CONTROLLER_INVALID_MASTER,
@@ -288,7 +320,7 @@ def _why_not(
     for one in wanted:
         if one not in state.replicas:
             return ResponseCode.CONTROLLER_INVALID_REPLICAS, f"there is no replica {one}"
-        if one not in living:
+        if one not in living and one != master_id:  # which asks
             return ResponseCode.CONTROLLER_BROKER_NOT_ALIVE, f"the replica {one} is not alive"
     if master_id not in wanted:
         code = ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
@@ -324,6 +356,7 @@ def clean(
             replicas=kept,
             master_id=None if state.master_id in removed else state.master_id,
             in_sync=tuple(one for one in state.in_sync if one in kept),
+            before=tuple(one for one in state.before if one in kept),
             in_sync_epoch=state.in_sync_epoch + 1,
         ),
         changed=True,

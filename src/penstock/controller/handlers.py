@@ -137,6 +137,8 @@ class Controller:
             max_offset=command.i64_or("maxOffset", 0),
             confirm_offset=command.i64_or("confirmOffset", 0),
             priority=command.i32_or("electionPriority", LiveReplica().priority),
+            complete=not command.truth("penstockLogIncomplete"),
+            takes_over=command.truth("penstockTakesOver"),
         )
         self._states.heartbeat(
             Heartbeat(
@@ -320,6 +322,10 @@ def _master_fields(state: BrokerSet) -> dict[str, str]:
     }
     if state.master_id is not None and state.master_address is not None:
         fields |= {"masterBrokerId": str(state.master_id), "masterAddress": state.master_address}
+    if state.master_incomplete:
+        fields["penstockMasterIncomplete"] = "true"
+    if state.before:  # the master has to take over
+        fields["penstockTakesOver"] = "true"
     return fields
 
 

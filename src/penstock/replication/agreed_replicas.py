@@ -10,7 +10,11 @@ message that is acknowledged or visible to readers, at any time:
 * Each set has a number, and a request for a change names the number of the present one. So no
   request takes effect after a greater number was seen, however late it arrives. Before that, all
   requests whose outcome is not known may still take effect: all slaves that they name are waited
-  for.
+  for. If that lasts for `UNKNOWN_MS`, the master asks for the same set with another number, and for
+  itself alone if that is refused (RocketMQ's controllers do that).
+* A slave may be asked to join when it has all that was acknowledged or visible. As long as one
+  follows closely, sends and readers wait for it as for a member: while messages arrive all the
+  time, it could not join otherwise.
 
 A slave is asked to leave when it has not caught up for `lag_ms_max`, or has no connection for
 `ABSENT_MS`, or comes back with less than it had acknowledged.
@@ -23,8 +27,7 @@ from penstock.replication.replicas import NO_LIMIT, Replica, ReplicaRules, Repli
 ABSENT_MS = 1_000
 """How long a member may be without a connection. Sends wait for it during that time."""
 UNKNOWN_MS = 5_000
-"""If the outcome of a request is not known for this long, the set is made smaller to get another
-number."""
+"""How long the outcome of a request may be unknown."""
 
 
 class AgreedReplicas(Replicas):
@@ -53,6 +56,11 @@ class AgreedReplicas(Replicas):
         self._unanswered = 0
         """Requests with the present number whose outcome is not known."""
         self._in_flight = False
+        self._same_refused = False
+        """The controllers do not give the same set another number."""
+        self._asks_same = False
+        self._acknowledged = 0
+        """The most that sends were acknowledged up to."""
         self._unknown_ms = now_ms
         self._lost_ms = dict.fromkeys(self.agreed, now_ms)
         """Since when members have no connection."""
@@ -123,13 +131,14 @@ class AgreedReplicas(Replicas):
             return None
         wanted = frozenset(self._wanted(log_end, now_ms))
         if wanted == self.agreed:
-            stuck = self._unanswered > 0 and now_ms - self._unknown_ms > UNKNOWN_MS
-            if not stuck or not self.agreed:
+            if self._unanswered == 0 or now_ms - self._unknown_ms <= UNKNOWN_MS:
                 return None
-            wanted = frozenset()
+            if self._same_refused:
+                wanted = frozenset()
         if not self._unanswered:
             self._unknown_ms = now_ms
         self._in_flight = True
+        self._asks_same = wanted == self.agreed
         self._unanswered += 1
         self._asked |= wanted
         return wanted | {self._own_name}
@@ -142,7 +151,7 @@ class AgreedReplicas(Replicas):
             if absent or (replica is not None and self._lags(replica, now_ms)):
                 continue
             yield name
-        needed = max(self.confirm_offset(log_end), self._log_end_before)
+        needed = max(self.confirm_offset(log_end), self._acknowledged, self._log_end_before)
         for name, replica in self.slaves.items():
             joins = replica.connected and replica.follows and not replica.learner
             if name not in self.agreed and joins and replica.acknowledged >= needed:
@@ -156,6 +165,7 @@ class AgreedReplicas(Replicas):
         will have no effect."""
         self._in_flight = False
         if refused and number == self.number:
+            self._same_refused |= self._asks_same
             self._unanswered -= 1
             if not self._unanswered:
                 self._asked = frozenset()
@@ -168,6 +178,7 @@ class AgreedReplicas(Replicas):
         self.agreed = frozenset(members) - {self._own_name}
         self._asked = frozenset()
         self._unanswered = 0
+        self._same_refused = False
         self._unknown_ms = now_ms
         for name, replica in list(self.slaves.items()):
             replica.in_sync = name in self.agreed
@@ -184,22 +195,23 @@ class AgreedReplicas(Replicas):
     # --- what is acknowledged
 
     def _counted(self) -> int:
-        """What all slaves have that are, or may be, in the set; NO_LIMIT if there is none."""
+        """What all slaves have that are, or may be, in the set, or may join soon; NO_LIMIT if there
+        is none."""
         offset = NO_LIMIT
         for name in self.agreed | self._asked:
             replica = self.slaves.get(name)
             offset = min(offset, 0 if replica is None else replica.acknowledged)
+        for replica in self.slaves.values():
+            if replica.follows and not replica.learner:
+                offset = min(offset, replica.acknowledged)
         return offset
 
     def acknowledged(self, log_end: int) -> int:
-        return min(log_end, self._counted()) if self.enough() else 0
+        if not self.enough():
+            return 0
+        offset = min(log_end, self._counted())
+        self._acknowledged = max(self._acknowledged, offset)
+        return offset
 
     def confirm_limit(self) -> int:
-        if not self.enough():
-            return self._confirmed
-        follows = (
-            replica.acknowledged
-            for replica in self.slaves.values()
-            if replica.follows and not replica.learner
-        )
-        return min(self._counted(), min(follows, default=NO_LIMIT))
+        return self._counted() if self.enough() else self._confirmed

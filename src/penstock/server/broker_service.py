@@ -147,9 +147,9 @@ class BrokerService:
 
     def _meet_controllers(self, contact: ControlledBroker) -> None:
         """The store is open: the controllers may give this broker its role."""
-        store, history = self.broker.context.store, self.replication.history
+        store = self.broker.context.store
         contact.start(
-            log_epoch=history.last.number if history.last is not None else 0,
+            log_epoch=self.replication.stored_epoch,
             log_complete=store.report.pages_kept or self.settings.current.store.sync_flush,
         )
 

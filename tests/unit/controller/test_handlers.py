@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.controller.broker_set import LiveReplica
 from penstock.controller.handlers import (
     CHECK_CODE_CHARACTERS_MAX,
     HEARTBEAT_MS_RANGE,
@@ -86,7 +87,7 @@ def test_a_heartbeat_says_how_long_it_is_valid() -> None:
         assert HEARTBEAT_MS_RANGE[0] <= used <= HEARTBEAT_MS_RANGE[1]
     heartbeat(fixture, 1, epoch="3", maxOffset="7", confirmOffset="6", electionPriority="2")
     last = fixture.states.heartbeats[-1]
-    assert (last.address, last.client, last.live) == ("host-1:1", 1, (3, 7, 6, 2))
+    assert (last.address, last.client, last.live) == ("host-1:1", 1, LiveReplica(3, 7, 6, 2))
 
 
 def test_the_history_of_elections_is_reported() -> None:

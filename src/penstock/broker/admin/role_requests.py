@@ -79,6 +79,8 @@ class RoleHandlers:
                 command.i32("masterEpoch"),
                 frozenset(body.sync_state_set),
                 max(body.sync_state_set_epoch, command.i32_or("syncStateSetEpoch", 0)),
+                master_incomplete=command.truth("penstockMasterIncomplete"),
+                taken_over=not command.truth("penstockTakesOver"),
             )
         )
         return Reply()

@@ -27,7 +27,14 @@ from penstock.replication.broker_identity import (
     load_identity,
     save_identity,
 )
-from penstock.replication.controlled_role import ControlledRole, Follow, Lead, SetState
+from penstock.replication.controlled_role import (
+    ControlledRole,
+    Follow,
+    Lead,
+    SetState,
+    TakeOver,
+)
+from penstock.server.replication.controllers import ControllerInfo, Controllers
 from penstock.transport.peer import Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.cluster_bodies import SyncStateSet
@@ -37,7 +44,6 @@ from penstock.wire.java_numbers import parse_long
 if TYPE_CHECKING:
     from penstock.clock import Clock
     from penstock.config import LiveSettings
-    from penstock.server.replication.controllers import Controllers
     from penstock.store.disk import Disk
 
 log = logging.getLogger(__name__)
@@ -114,6 +120,7 @@ class ControlledBroker:
         self.role_changes = 0
         self._figures = LogFigures(0, 0, 0, False)
         self._last_epoch = 0
+        self._taking_over: TakeOver | None = None
         self._expired = False
         self._poll_now = asyncio.Event()
 
@@ -250,7 +257,8 @@ class ControlledBroker:
                 return
             state = read_state(response)
         self.learn(state)
-        if self.role.needs_election and self.role.alive(self._clock.monotonic_ms()):
+        electable = self._controllers.penstock or self.role.alive(self._clock.monotonic_ms())
+        if self.role.needs_election and electable:
             await self._elect(self.replica_id, designate=False)
 
     async def _join_again(self) -> None:
@@ -276,9 +284,11 @@ class ControlledBroker:
 
     def learn(self, state: SetState) -> None:
         """Take what a controller says of the set, also in a notification."""
-        if self.role is None:
-            return
-        action = self.role.learn(state, self._clock.monotonic_ms())
+        if self.role is not None:
+            self._act(self.role.learn(state, self._clock.monotonic_ms()))
+
+    def _act(self, action: Lead | TakeOver | Follow | None) -> None:
+        assert self.role is not None
         if action is not None and self.role.epoch != self._last_epoch:
             self._last_epoch = self.role.epoch
             self.role_changes += 1
@@ -286,18 +296,37 @@ class ControlledBroker:
             self._service.lead(action, self.replica_id)
         elif isinstance(action, Follow):
             self._service.follow(action, self.replica_id)
+        elif isinstance(action, TakeOver) and action != self._taking_over:
+            self._taking_over = action
+            self._spawn(self._take_over(action))
+
+    async def _take_over(self, action: TakeOver) -> None:
+        """Ask for an in-sync set of this replica alone; from then on it is the only one that can be
+        elected, and it leads."""
+        log.info("this replica is elected: it takes over in epoch %d", action.epoch)
+        try:
+            response = await self._ask_for_set(
+                {self.replica_id}, action.in_sync_epoch, action.epoch
+            )
+        except PenstockError as error:
+            log.warning("the outcome of a take-over is not known: %s", error)
+        else:
+            self._agreed(response, action.epoch)
+        finally:
+            self._taking_over = None
+            self._poll_now.set()
 
     # --- heartbeats
 
     async def _send_heartbeats(self, address: str) -> None:
         peer = self._controllers.peer(address)
-        leads, asked_ms = False, -LEADER_MS
+        info, asked_ms = ControllerInfo("", penstock=False), -LEADER_MS
         while True:
             now_ms = self._clock.monotonic_ms()
             if now_ms - asked_ms >= LEADER_MS:
                 asked_ms = now_ms
-                leads = await self._controllers.leader_of(address) == address
-            fields = self._heartbeat(now_ms)
+                info = await self._controllers.describe(address)
+            fields = self._heartbeat(now_ms, penstock=info.penstock)
             if fields is not None:
                 try:
                     timeout_ms = self._settings.current.replication.heartbeat_timeout_ms
@@ -305,20 +334,21 @@ class ControlledBroker:
                         RequestCode.BROKER_HEARTBEAT, fields, timeout_ms=timeout_ms
                     )
                     self._count(response.code == ResponseCode.SUCCESS)
-                    if response.code == ResponseCode.SUCCESS and leads:
+                    if response.code == ResponseCode.SUCCESS and info.leader == address:
                         self._confirmed(now_ms)
                 except PeerError:
                     self._count(False)
                     asked_ms = -LEADER_MS
             await pause(self._clock, self._settings.current.replication.heartbeat_ms)
 
-    def _heartbeat(self, now_ms: int) -> dict[str, str] | None:
-        """The fields of a heartbeat; None if this replica must not be elected."""
+    def _heartbeat(self, now_ms: int, *, penstock: bool) -> dict[str, str] | None:
+        """The fields of a heartbeat; None if this replica must not be elected, and the controller
+        is one of Apache's, which can't be told that."""
         figures = self._service.figures()
         assert self.role is not None
         if figures is not None and figures.caught_up:
             self.role.caught_up()
-        if not self.role.alive(now_ms):
+        if not self.role.alive(now_ms) and not penstock:
             return None
         self._figures = figures = figures or self._figures  # none while services are restarted
         replication = self._settings.current.replication
@@ -331,6 +361,8 @@ class ControlledBroker:
             "confirmOffset": str(figures.confirm_offset),
             "heartbeatTimeoutMills": str(replication.heartbeat_timeout_ms),
             "electionPriority": str(replication.election_priority),
+            "penstockLogIncomplete": str(not self.role.complete).lower(),
+            "penstockTakesOver": "true",
         }
 
     def _count(self, ok: bool) -> None:
@@ -380,16 +412,8 @@ class ControlledBroker:
     async def _alter(self, members: frozenset[int], number: int) -> None:
         assert self.role is not None
         epoch = self.role.epoch
-        fields = {
-            "brokerName": self._settings.current.broker.name,
-            "masterBrokerId": str(self.replica_id),
-            "masterEpoch": str(epoch),
-            "invokeTime": str(self._clock.now_ms()),
-        }
-        body = SyncStateSet(sync_state_set=sorted(members), sync_state_set_epoch=number)
-        code = RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET
         try:
-            response = await self._controllers.call(code, fields, fastjson.encode(body))
+            response = await self._ask_for_set(members, number, epoch)
         except PenstockError as error:
             log.warning("the outcome of a change of the in-sync set is not known: %s", error)
             self._service.set_answered(number, refused=False)
@@ -400,11 +424,26 @@ class ControlledBroker:
             log.info("the in-sync set is not changed: %s", response.remark)
             self._poll_now.set()
         else:
-            agreed = read_in_sync(response)
-            self.learn(
-                SetState(self.replica_id, self._address, epoch, agreed.in_sync, agreed.number)
-            )
+            self._agreed(response, epoch)
         self._service.set_answered(number, refused=refused)
+
+    async def _ask_for_set(self, members: Iterable[int], number: int, epoch: int) -> Response:
+        fields = {
+            "brokerName": self._settings.current.broker.name,
+            "masterBrokerId": str(self.replica_id),
+            "masterEpoch": str(epoch),
+            "invokeTime": str(self._clock.now_ms()),
+        }
+        body = SyncStateSet(sync_state_set=sorted(members), sync_state_set_epoch=number)
+        code = RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET
+        return await self._controllers.call(code, fields, fastjson.encode(body))
+
+    def _agreed(self, response: Response, epoch: int) -> None:
+        """The controllers have agreed to a set that was asked for in an epoch."""
+        assert self.role is not None
+        if response.code == ResponseCode.SUCCESS:
+            agreed, now_ms = read_in_sync(response), self._clock.monotonic_ms()
+            self._act(self.role.agreed(epoch, agreed.in_sync, agreed.number, now_ms))
 
     # --- handing over
 
@@ -449,4 +488,6 @@ def read_state(response: Response) -> SetState:
         parse_long(fields.get("masterEpoch", "")) or 0,
         agreed.in_sync,
         max(agreed.number, parse_long(fields.get("syncStateSetEpoch", "")) or 0),
+        master_incomplete=fields.get("penstockMasterIncomplete") == "true",
+        taken_over=fields.get("penstockTakesOver") != "true",
     )

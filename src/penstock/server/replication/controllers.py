@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.controller.handlers import GROUP
 from penstock.errors import ControllerUnreachable, PeerError
 from penstock.transport.peer import Peer, Response, Sign
 from penstock.wire.codes import RequestCode, ResponseCode
@@ -24,6 +25,14 @@ CALL_MS = 3_000
 CONNECT_MS = 1_000
 ATTEMPTS = 2
 """How often a call is tried, each time with another leader."""
+
+
+class ControllerInfo(NamedTuple):
+    """What a controller says of itself."""
+
+    leader: str
+    """The address of the leader; each of Penstock's names itself."""
+    penstock: bool
 
 
 class Controllers:
@@ -43,6 +52,8 @@ class Controllers:
         self._peers: dict[str, Peer] = {}
         self.addresses = addresses
         self._leader = ""
+        self.penstock = False
+        """Whether the last controller that answered is one of Penstock's."""
 
     async def close(self) -> None:
         peers, self._peers = self._peers, {}
@@ -77,21 +88,25 @@ class Controllers:
 
     async def find_leader(self) -> str:
         """The address of a controller that answers requests; raises ControllerUnreachable."""
-        found = await asyncio.gather(*(self.leader_of(address) for address in self.addresses))
-        self._leader = next((address for address in found if address), "")
+        found = await asyncio.gather(*(self.describe(address) for address in self.addresses))
+        self._leader = next((info.leader for info in found if info.leader), "")
         if not self._leader:
             raise ControllerUnreachable(
                 f"no controller of {';'.join(self.addresses)} answers, or they have no leader"
             )
         return self._leader
 
-    async def leader_of(self, address: str) -> str:
-        """Who is the leader, as one controller says; empty if it does not answer."""
+    async def describe(self, address: str) -> ControllerInfo:
+        """What one controller says of itself; nothing if it does not answer."""
         code = RequestCode.CONTROLLER_GET_METADATA_INFO
         try:
             response = await self.peer(address).call(code, {}, timeout_ms=CONNECT_MS)
         except PeerError:
-            return ""
+            return ControllerInfo("", penstock=False)
         if response.code != ResponseCode.SUCCESS:
-            return ""
-        return response.ext.get("controllerLeaderAddress", "")
+            return ControllerInfo("", penstock=False)
+        leader = response.ext.get("controllerLeaderAddress", "")
+        info = ControllerInfo(leader, penstock=response.ext.get("group") == GROUP)
+        if leader:
+            self.penstock = info.penstock
+        return info

@@ -137,6 +137,11 @@ class Replication:
         return 0 if static or self.history.last is None else self.history.last.number
 
     @property
+    def stored_epoch(self) -> int:
+        """The greatest epoch that was stored with the log, also if its begin is lost; 0: none."""
+        return self._newest
+
+    @property
     def registered_epoch(self) -> int:
         """The number by which NameServers tell this master from one that it has replaced: its
         epoch, or without epochs the time of its promotion."""

@@ -6,7 +6,7 @@ renewals per second in a large cluster. A report is written
 
 - when a replica is heard for the first time, or on a new connection: the revision of the key then
   tells other controllers that somebody has heard from it,
-- when its epoch or priority changes,
+- when its epoch, its priority or the completeness of its log changes,
 - at a low rate while its offsets change; the controllers that get its heartbeats know them anyway.
 
 It is deleted when no heartbeat has arrived in time. A controller that finds that the process of a
@@ -98,9 +98,7 @@ class Reports:
             return  # anybody may send heartbeats
         if self._is_news(key, heartbeat):
             live = heartbeat.live
-            self._changes[key] = LiveValue(
-                live.epoch, live.max_offset, live.confirm_offset, live.priority, heartbeat.client
-            )
+            self._changes[key] = LiveValue.of(live, heartbeat.client)
             self._wanted.set()
 
     def lost(self, key: ReplicaKey) -> None:
@@ -166,7 +164,9 @@ class Reports:
         if report is None or report.value.connection != heartbeat.client:
             return True
         value, live = report.value, heartbeat.live
-        if (value.epoch, value.priority) != (live.epoch, live.priority):
+        if value.live._replace(max_offset=0, confirm_offset=0) != live._replace(
+            max_offset=0, confirm_offset=0
+        ):
             return True
         if (value.max_offset, value.confirm_offset) == (live.max_offset, live.confirm_offset):
             return False

@@ -29,12 +29,25 @@ class LiveValue(msgspec.Struct, frozen=True):
     max_offset: int = 0
     confirm_offset: int = 0
     priority: int = LiveReplica().priority
+    complete: bool = True
+    takes_over: bool = False
     connection: int = 0
     """The controller's connection to the replica."""
 
     @property
     def live(self) -> LiveReplica:
-        return LiveReplica(self.epoch, self.max_offset, self.confirm_offset, self.priority)
+        return LiveReplica(
+            self.epoch,
+            self.max_offset,
+            self.confirm_offset,
+            self.priority,
+            self.complete,
+            self.takes_over,
+        )
+
+    @classmethod
+    def of(cls, live: LiveReplica, connection: int) -> LiveValue:
+        return cls(*live, connection)
 
 
 class Report(NamedTuple):

@@ -1,0 +1,269 @@
+"""Models of etcd and of controllers, for the simulation of failover.
+
+The decisions are those of `penstock.controller.decisions`. A controller carries them out as
+`BrokerSetStates` of `penstock.server.controller` does: read, decide, compare and swap, again if the
+state has changed meanwhile. If etcd does not answer, the change may have taken effect, or may do so
+later: the controller answers with an error.
+
+Which replicas are alive, each controller knows from heartbeats. It may take a replica for dead too
+early or too late.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from penstock.controller import decisions
+from penstock.controller.broker_set import BrokerSet, LiveReplica, Living, decode_broker_set
+from penstock.controller.decisions import Decision
+from penstock.replication.controlled_role import SetState
+from penstock.wire.codes import ResponseCode
+from tests.sim.failover_world import Node, Reply, World
+
+NAME = "set"
+CLUSTER = "cluster"
+ETCD_MS = 1_000
+"""How long a controller waits for etcd."""
+
+Decide = Callable[[BrokerSet | None, Living], Decision]
+
+
+class Answer(NamedTuple):
+    """The answer of a controller."""
+
+    code: int
+    state: BrokerSet | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.code == ResponseCode.SUCCESS
+
+
+class ControllerRules(NamedTuple):
+    """The rules of controllers and etcd."""
+
+    elect: Callable[..., Decision] = decisions.elect
+    alter: Callable[..., Decision] = decisions.alter_in_sync
+    compares: bool = True
+    """Whether a swap compares the version."""
+    decides_again: bool = False
+    """Whether a controller whose answer of etcd was lost decides again."""
+
+
+class Etcd(Node):
+    """One key with its version."""
+
+    def __init__(self, world: World, changed: Callable[[], None], *, compares: bool) -> None:
+        """`changed` is called after each change."""
+        super().__init__("etcd")
+        self.state: BrokerSet | None = None
+        self.revision = 0
+        self._changed = changed
+        self._compares = compares
+        self._world = world
+
+    def read(self, reply: Reply) -> None:
+        reply((self.state, self.revision))
+
+    def swap(self, state: BrokerSet | None, revision: int, reply: Reply) -> None:
+        if self._compares and revision != self.revision:
+            reply(False)
+            return
+        self.revision += 1
+        self.state = None if state is None else decode_broker_set(state.encode())
+        if state is not None:
+            self._world.note(
+                f"etcd: master {state.master_id}, epoch {state.master_epoch}, in sync "
+                f"{list(state.in_sync)}, number {state.in_sync_epoch}, before {list(state.before)}"
+            )
+        self._changed()
+        reply(True)
+
+
+class Controller(Node):
+    """A controller without a state of its own but who is alive."""
+
+    def __init__(self, index: int, world: World, etcd: Etcd, rules: ControllerRules) -> None:
+        super().__init__(f"controller {index}")
+        self._world = world
+        self._etcd = etcd
+        self._rules = rules
+        self._living: dict[int, tuple[LiveReplica, int]] = {}
+        self.brokers: dict[str, Node] = {}
+        """By address. They have a method `learn`."""
+        self.told: list[SetState] = []
+        """All notifications."""
+        self.unclean = False
+        self.early_death = world.rng.choice((0.0, 0.0, 0.01))
+        """How probable it is, at each scan, that a replica is taken for dead."""
+        self._scan_ms = world.rng.choice((250, 500))
+        self.start()
+
+    def start(self) -> None:
+        self.up = True
+        self._living = {}
+        self._world.every(self._scan_ms, self._scan, self)
+
+    # --- requests; the answers are of the type Answer
+
+    def heartbeat(self, replica_id: int, live: LiveReplica, timeout_ms: int, reply: Reply) -> None:
+        rng = self._world.rng
+        if self.early_death and rng.random() < 0.02:
+            timeout_ms += rng.randint(0, 5_000)
+        self._living[replica_id] = live, self._world.now_ms + timeout_ms
+        reply(Answer(ResponseCode.SUCCESS))
+
+    def next_id(self, reply: Reply) -> None:
+        def found(answer: Any) -> None:
+            if answer is None:
+                reply(Answer(ResponseCode.SYSTEM_ERROR))
+            else:
+                reply((decisions.next_id(answer[0]),))
+
+        self._world.call(self, self._etcd, self._etcd.read, found, ETCD_MS)
+
+    def apply_id(self, replica_id: int, check_code: str, reply: Reply) -> None:
+        self._decide(
+            lambda state, living: decisions.apply_id(state, CLUSTER, NAME, replica_id, check_code),
+            reply,
+        )
+
+    def register(self, replica_id: int, address: str, reply: Reply) -> None:
+        self._decide(
+            lambda state, living: decisions.register(state, NAME, replica_id, address), reply
+        )
+
+    def replica_info(self, reply: Reply) -> None:
+        self._world.call(
+            self,
+            self._etcd,
+            self._etcd.read,
+            lambda found: reply(
+                Answer(ResponseCode.SYSTEM_ERROR)
+                if found is None
+                else Answer(ResponseCode.SUCCESS, found[0])
+            ),
+            ETCD_MS,
+        )
+
+    def elect(self, asking: int, reply: Reply, *, designated: bool = False) -> None:
+        unclean, elect = self.unclean, self._rules.elect
+        self._decide(
+            lambda state, living: elect(
+                state, NAME, living, asking=asking, designated=designated, unclean=unclean
+            ),
+            reply,
+        )
+
+    def alter(
+        self,
+        master_id: int,
+        master_epoch: int,
+        members: frozenset[int],
+        number: int,
+        reply: Reply,
+    ) -> None:
+        alter = self._rules.alter
+        self._decide(
+            lambda state, living: alter(
+                state,
+                NAME,
+                living,
+                master_id=master_id,
+                master_epoch=master_epoch,
+                members=members,
+                in_sync_epoch=number,
+            ),
+            reply,
+        )
+
+    # --- decisions
+
+    @property
+    def living(self) -> Living:
+        return {one: live for one, (live, _) in self._living.items()}
+
+    def _decide(self, decide: Decide, reply: Reply) -> None:
+        """As `BrokerSetStates._decide`."""
+        world, etcd = self._world, self._etcd
+
+        def begin() -> None:
+            world.call(self, etcd, etcd.read, found, ETCD_MS)
+
+        def found(answer: Any) -> None:
+            if answer is None:
+                reply(Answer(ResponseCode.SYSTEM_ERROR))
+                return
+            state, revision = answer
+            decision = decide(state, self.living)
+            if not decision.changed:
+                reply(Answer(decision.code, decision.state))
+                return
+
+            def swapped(answer: Any) -> None:
+                if answer is None and not self._rules.decides_again:
+                    reply(Answer(ResponseCode.SYSTEM_ERROR))
+                elif not answer:
+                    begin()
+                else:
+                    if decision.elected and decision.state is not None:
+                        self._notify(decision.state)
+                    reply(Answer(decision.code, decision.state))
+
+            def swap(swap_reply: Reply) -> None:
+                etcd.swap(decision.state, revision, swap_reply)
+
+            world.call(self, etcd, swap, swapped, ETCD_MS)
+
+        begin()
+
+    def _scan(self) -> None:
+        """As `BrokerSetStates._scan`."""
+        world = self._world
+        if self.early_death and self._living and world.rng.random() < self.early_death:
+            del self._living[world.rng.choice(sorted(self._living))]
+            world.events["taken for dead"] += 1
+        for one, (_, until_ms) in list(self._living.items()):
+            if until_ms <= world.now_ms:
+                del self._living[one]
+        world.call(self, self._etcd, self._etcd.read, self._replace_dead_master, ETCD_MS)
+
+    def _replace_dead_master(self, answer: Any) -> None:
+        state = None if answer is None else answer[0]
+        living = self._living
+        if state is None or state.master_id is None or state.master_id in living or not living:
+            return
+        unclean, elect = self.unclean, self._rules.elect
+        self._decide(
+            lambda state, living: elect(state, NAME, living, unclean=unclean), lambda answer: None
+        )
+
+    def _notify(self, state: BrokerSet) -> None:
+        """As `BrokerSetStates._elected`: 1008 to all living replicas."""
+        self._world.events["election"] += 1
+        for one, replica in state.replicas.items():
+            if one in self._living:
+                self._tell(self.brokers[replica.address], set_state(state))
+
+    def _tell(self, broker: Node, state: SetState) -> None:
+        """A notification dials the broker, and may be very late."""
+        world = self._world
+        self.told.append(state)
+        late_ms = world.rng.randint(0, 15_000) if world.rng.random() < world.slow * 3 else 0
+        world.at(
+            late_ms,
+            lambda: world.send(self, broker, lambda: broker.learn(state)),  # type: ignore[attr-defined]
+            self,
+        )
+
+
+def set_state(state: BrokerSet) -> SetState:
+    """What a broker learns of a state; as `read_state` of `controlled_broker`."""
+    return SetState(
+        state.master_id,
+        state.master_address or "",
+        state.master_epoch,
+        frozenset(state.in_sync),
+        state.in_sync_epoch,
+        state.master_incomplete,
+        not state.before,
+    )
