@@ -33,7 +33,7 @@ def java() -> None:
 
 
 @pytest.fixture(scope="session")
-def go() -> None:
+def go_tool() -> None:
     """Skip the test where Go is missing; on CI that is a failure, never a skip."""
     _need(["go"] if go_missing() else [])
 

@@ -82,7 +82,7 @@ def servers(java: None, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
         names = stack.enter_context(penstock.NameServer(tmp_path / "names"))
         etcd = ""
         if store == "etcd":
-            request.getfixturevalue("go")
+            request.getfixturevalue("go_tool")
             etcd = stack.enter_context(EtcdCluster(tmp_path / "etcd")).endpoints
         controllers = [
             stack.enter_context(penstock.Controller(tmp_path / f"controller-{number}", etcd=etcd))

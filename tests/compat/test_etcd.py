@@ -37,7 +37,7 @@ TIMEOUT_MS = 2_000
 
 
 @pytest.fixture(scope="module")
-def etcd(go: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+def etcd(go_tool: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
     with EtcdCluster(tmp_path_factory.mktemp("etcd")) as cluster:
         yield cluster
 

@@ -21,7 +21,7 @@ PREFIX = "/p/"
 
 
 @pytest.fixture(scope="module")
-def with_users(go: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+def with_users(go_tool: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
     """A member with a user `controller` who may use the keys of one prefix."""
     key = base64.b64encode(PREFIX.encode()).decode()
     end = base64.b64encode(PREFIX[:-1].encode() + b"0").decode()
@@ -96,7 +96,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture(scope="module")
 def with_tls(
-    go: None, pair: Pair, tmp_path_factory: pytest.TempPathFactory
+    go_tool: None, pair: Pair, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EtcdCluster]:
     """A member that asks for client certificates, too."""
     with EtcdCluster(

@@ -29,7 +29,7 @@ COMPRESSED = 1
 
 @pytest.fixture(scope="module")
 def cluster(
-    go: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    go_tool: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     """A cluster of its own: the common one asks for Java, which Go does not need."""
     if clusters.APACHE:

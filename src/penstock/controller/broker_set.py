@@ -61,7 +61,7 @@ class BrokerSet(msgspec.Struct, frozen=True, omit_defaults=True):
     history: tuple[Election, ...] = ()
     """The last elections, the newest at the end."""
     writes: tuple[str, ...] = ()
-    """Numbers of the last writes, by which a store finds a write whose answer was lost."""
+    """The last write of each controller, by which a store finds a write whose answer was lost."""
 
     @property
     def master_address(self) -> str | None:

@@ -46,7 +46,7 @@ class EtcdBackend:
             self.client, keys, self.view, self._lease, clock, own=own, address=address
         )
         self._reports = Reports(self.client, keys, self.view, self._lease, clock, own=own)
-        self.store = EtcdStore(self.client, keys, self.view, clock)
+        self.store = EtcdStore(self.client, keys, self.view, clock, own=own)
         self.liveness = ReportedLiveness(clock, self._reports, self.view)
         self._tasks: list[asyncio.Task[Any]] = []
 

@@ -1,10 +1,11 @@
 """States of broker sets in etcd, one key each.
 
 A change is one transaction: if the key still has the revision that was read, write it. If the
-answer is lost, the same transaction is sent again. It has a number, which is kept in the state with
-those before it. So a transaction that finds another revision also finds whether its own write took
-effect before: its number is in the state. Numbers of the last WRITES_MAX writes are kept, more than
-can happen while an answer is waited for.
+answer is lost, the same transaction is sent again. It has a number, and the state contains the last
+number of each controller. So a transaction that finds another revision also finds whether its own
+write took effect before, however many writes of others came after it: the number is in the state.
+For that a controller has one write of a broker set under way at a time. Numbers of the WRITERS_MAX
+controllers that wrote last are kept, more than begin to write while an answer is waited for.
 
 Reads are linearizable.
 """
@@ -12,8 +13,7 @@ Reads are linearizable.
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -38,7 +38,7 @@ from penstock.server.controller.etcd.messages import (
 )
 from penstock.server.controller.etcd.view import View
 
-WRITES_MAX: Final = 16
+WRITERS_MAX: Final = 16
 VALUE_BYTES_MAX: Final = 1024 * 1024
 """etcd refuses requests above 1.5 MiB."""
 READS_MAX: Final = 100
@@ -51,11 +51,18 @@ PAGE_KEYS: Final = 1_000
 class EtcdStore:
     """A `BrokerSetStore`."""
 
-    def __init__(self, client: EtcdClient, keys: Keys, view: View, clock: Clock) -> None:
+    def __init__(
+        self, client: EtcdClient, keys: Keys, view: View, clock: Clock, *, own: int
+    ) -> None:
+        """`own` is the number of this controller."""
         self._client = client
         self._keys = keys
         self._view = view
         self._clock = clock
+        self._own = own
+        self._writes = 0
+        self._replacing: dict[str, asyncio.Lock] = {}
+        """Broker sets that are being written."""
         self._waiting: dict[str, asyncio.Future[Versioned]] = {}
 
     async def names(self) -> Iterable[str]:
@@ -82,10 +89,21 @@ class EtcdStore:
         return dict(zip(wanted, await asyncio.gather(*reads), strict=True))
 
     async def replace(self, name: str, state: BrokerSet | None, version: int) -> bool:
-        if state is None:
-            return await self._delete(name, version)
-        key, write = self._keys.broker_set(name), secrets.token_hex(8)
-        written = msgspec.structs.replace(state, writes=(*state.writes, write)[-WRITES_MAX:])
+        lock = self._replacing.setdefault(name, asyncio.Lock())
+        try:
+            async with lock:
+                if state is None:
+                    return await self._delete(name, version)
+                return await self._put(name, state, version)
+        finally:
+            if not lock.locked() and self._replacing.get(name) is lock:
+                del self._replacing[name]
+
+    async def _put(self, name: str, state: BrokerSet, version: int) -> bool:
+        key = self._keys.broker_set(name)
+        self._writes += 1
+        write = f"{self._own:x}-{self._writes}"
+        written = msgspec.structs.replace(state, writes=with_write(state.writes, write))
         value = written.encode()
         if len(value) > VALUE_BYTES_MAX:
             raise EtcdError.over(f"the state of {name}", figure=len(value), limit=VALUE_BYTES_MAX)
@@ -168,3 +186,10 @@ class EtcdStore:
             future.set_result(self._versioned(found))
         except StoreDamaged as error:
             future.set_exception(error)
+
+
+def with_write(writes: Sequence[str], write: str) -> tuple[str, ...]:
+    """The last writes of all controllers after another one."""
+    writer = write.partition("-")[0]
+    others = [one for one in writes if one.partition("-")[0] != writer]
+    return (*others, write)[-WRITERS_MAX:]

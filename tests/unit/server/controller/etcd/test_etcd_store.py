@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 from typing import Any, cast
 
 import msgspec
@@ -13,7 +14,7 @@ from penstock.controller.broker_set import BrokerSet
 from penstock.errors import EtcdError, StoreDamaged
 from penstock.server.controller.etcd import etcd_store
 from penstock.server.controller.etcd.client import EtcdClient
-from penstock.server.controller.etcd.etcd_store import EtcdStore
+from penstock.server.controller.etcd.etcd_store import WRITERS_MAX, EtcdStore, with_write
 from penstock.server.controller.etcd.keys import Keys
 from penstock.server.controller.etcd.view import View
 from penstock.testing.clock import VirtualClock
@@ -24,10 +25,13 @@ KEYS = Keys("/p/")
 NAME = "broker/ä 1"
 STATE = BrokerSet("c", NAME, {}, 1)
 TXN = "/v3/kv/txn"
+NUMBERS = itertools.count(1)
 
 
 def store_of(etcd: EtcdModel, clock: VirtualClock | None = None) -> EtcdStore:
-    return EtcdStore(cast(EtcdClient, etcd), KEYS, View(KEYS, 1), clock or VirtualClock())
+    own = next(NUMBERS)
+    view = View(KEYS, own)
+    return EtcdStore(cast(EtcdClient, etcd), KEYS, view, clock or VirtualClock(), own=own)
 
 
 def with_epoch(state: BrokerSet, epoch: int) -> BrokerSet:
@@ -78,9 +82,9 @@ def test_a_lost_answer_is_found_below_the_writes_of_others() -> None:
         def other_writes(called: str) -> bool:
             if called != TXN:
                 return False
-            for _ in range(3):
+            for number in range(1_000):
                 found = msgspec.json.decode(_value(etcd, key), type=BrokerSet)
-                writes = (*found.writes, f"other-{len(found.writes)}")
+                writes = with_write(found.writes, f"other{number % 9}-{number}")
                 changed = msgspec.structs.replace(found, master_epoch=9, writes=writes)
                 etcd.put(key, changed.encode())
             return True
@@ -124,18 +128,26 @@ def test_a_deletion_is_done_once() -> None:
     asyncio.run(main())
 
 
-def test_the_numbers_of_writes_are_limited() -> None:
+def test_the_writes_of_one_controller_do_not_overtake_each_other() -> None:
+    """Otherwise the number of the later one would hide that the earlier one took effect."""
+
     async def main() -> None:
-        store = store_of(EtcdModel())
-        version = 0
-        state: BrokerSet | None = STATE
-        for _ in range(etcd_store.WRITES_MAX + 3):
-            assert await store.replace(NAME, state, version)
-            state, version = await store.read(NAME)
-        assert state is not None
-        assert len(state.writes) == etcd_store.WRITES_MAX
+        etcd = EtcdModel()
+        store = store_of(etcd)
+        etcd.lose_answer(TXN)
+        results = await asyncio.gather(*(store.replace(NAME, STATE, 0) for _ in range(5)))
+        assert results == [True, False, False, False, False]
+        assert store._replacing == {}
 
     asyncio.run(main())
+
+
+def test_the_state_has_the_last_write_of_each_controller() -> None:
+    writes: tuple[str, ...] = ()
+    for writer in range(WRITERS_MAX + 3):
+        for number in (1, 2):
+            writes = with_write(writes, f"{writer:x}-{number}")
+    assert writes == tuple(f"{writer:x}-2" for writer in range(3, WRITERS_MAX + 3))
 
 
 def test_a_state_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
