@@ -137,10 +137,9 @@ def measure(cluster: FailoverCluster, root: Path, gaps: Gaps) -> None:
         for what, number in rounds:
             if number == 0:
                 senders[JAVA_SLOW] = java_sender(stack, root / f"java-{what}", nameserver, 30_000)
-            if number == SLOW_ROUNDS:
-                senders.pop(JAVA_SLOW).stop()
             _measure_one(cluster, what, senders, gaps)
-        senders.pop(JAVA_SLOW, None)
+            if number == min(SLOW_ROUNDS, KILLS if what == "kill" else SWITCHES) - 1:
+                senders.pop(JAVA_SLOW).stop()
 
 
 def _measure_one(
