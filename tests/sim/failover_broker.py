@@ -20,9 +20,10 @@ from tests.sim.failover_services import MasterService, SlaveService
 from tests.sim.failover_world import Node, World
 
 POLL_MS = 1_000
-JOIN_RETRY_MS = 500
+JOIN_RETRY_MS = 250, 500
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 500, 3_000
 LEASE_CHECK_MS = 100
+ELECTED = ResponseCode.SUCCESS, ResponseCode.CONTROLLER_MASTER_STILL_EXIST
 
 
 class Broker(Node):
@@ -158,8 +159,7 @@ class Broker(Node):
             self._calls.call(lambda to, reply: to.next_id(reply), self._got_next_id)
 
     def _join_later(self) -> None:
-        half = JOIN_RETRY_MS // 2
-        self.world.at(self.world.rng.randint(half, JOIN_RETRY_MS), self._join, self)
+        self.world.at(self.world.rng.randint(*JOIN_RETRY_MS), self._join, self)
 
     def _got_next_id(self, answer: Any, tried: int) -> None:
         if answer is None or isinstance(answer, Answer):
@@ -236,9 +236,8 @@ class Broker(Node):
 
     def _polled(self, state: SetState) -> None:
         self.learn(state)
-        role, replica_id = self.role, self.replica_id
+        role = self.role
         assert role is not None
-        assert replica_id is not None
         if role.needs_election:
             self._polling = True
 
@@ -247,7 +246,7 @@ class Broker(Node):
                 if answer is not None and answer.state is not None and answer.code in ELECTED:
                     self.learn(set_state(answer.state))
 
-            self._calls.call(lambda to, reply: to.elect(replica_id, reply), elected)
+            self._calls.call(lambda to, reply: to.elect(role.own_id, reply), elected)
 
     def learn(self, state: SetState) -> None:
         """As `ControlledBroker.learn`; also called by notifications."""
@@ -324,13 +323,10 @@ class Broker(Node):
         last = self.log.history.last
         epoch = last.number if last is not None else 0
         live = LiveReplica(epoch, len(self.log.data), complete=role.complete, takes_over=True)
-        replica_id = self.replica_id
-        assert replica_id is not None
+        replica_id, life = role.own_id, self.life
 
         def arrive() -> None:
             controller.heartbeat(replica_id, live, HEARTBEAT_TIMEOUT_MS, reply)
-
-        life = self.life
 
         def reply(answer: Answer) -> None:
             self.world.send(controller, self, confirmed)
@@ -397,11 +393,8 @@ class Broker(Node):
                 self._act(self.role.agreed(epoch, *agreed, self.world.now_ms))
             else:
                 self._poll()
-            then(self._is_refused(answer, failed))
+            then(self.rules.is_refused(None if answer is None else answer.code, failed))
 
         self._calls.call(
             lambda to, reply: to.alter(replica_id, epoch, members, number, reply), answered
         )
-
-
-ELECTED = ResponseCode.SUCCESS, ResponseCode.CONTROLLER_MASTER_STILL_EXIST
