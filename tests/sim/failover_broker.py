@@ -7,68 +7,23 @@ of `penstock.server` do; the methods have the same names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.controller.broker_set import LiveReplica
-from penstock.replication.agreed_replicas import AgreedReplicas
 from penstock.replication.controlled_role import ControlledRole, Follow, Lead, SetState, TakeOver
-from penstock.replication.master_session import EpochMasterSession
-from penstock.replication.replicas import ReplicaRules
-from penstock.replication.slave_session import EpochSlaveSession
 from penstock.wire.codes import ResponseCode
-from tests.sim.failover_controllers import Answer, Controller, set_state
+from tests.sim.failover_controllers import Answer, Controller, ControllerCalls, set_state
 from tests.sim.failover_ledger import Ledger
 from tests.sim.failover_links import DiskLog
+from tests.sim.failover_rules import Assigned, BrokerRules, Mode
 from tests.sim.failover_services import MasterService, SlaveService
-from tests.sim.failover_world import Node, Reply, World
+from tests.sim.failover_world import Node, World
 
-CALL_MS = 3_000
-ATTEMPTS = 2
 POLL_MS = 1_000
-JOIN_RETRY_MS = 500
+JOIN_RETRY_MS = 250, 500
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 500, 3_000
 LEASE_CHECK_MS = 100
-
-
-class Mode(NamedTuple):
-    """The settings of all brokers."""
-
-    name: str
-    rules: ReplicaRules
-    sync_flush: bool
-    frame_bytes_max: int = 150
-    unclean: bool = False
-
-
-class BrokerRules(NamedTuple):
-    """The classes under test, and rules of the server's code."""
-
-    replicas: type[AgreedReplicas] = AgreedReplicas
-    role: type[ControlledRole] = ControlledRole
-    master: type[EpochMasterSession] = EpochMasterSession
-    slave: type[EpochSlaveSession] = EpochSlaveSession
-    slave_shows_all: bool = False
-    """A slave that has started shows its whole log, before its master has confirmed it."""
-    retry_tells: bool = False
-    """The refusal of a second attempt counts for the first one, whose answer is lost."""
-    error_refuses: bool = False
-    """An error of a controller counts as a refusal."""
-    lost_answer_refuses: bool = False
-    """A request that is not answered counts as refused."""
-    log_complete: bool = False
-    """The log counts as complete also after a power cut."""
-    asks_for_next_epoch: bool = False
-    """A master that is elected again asks for sets until its services stop."""
-    forgets_power_cut: bool = False
-    """The second process after a power cut takes its log for complete."""
-
-
-class Assigned(NamedTuple):
-    """As `AssignedRole`."""
-
-    leads: bool = False
-    epoch: int = 0
-    address: str = ""
+ELECTED = ResponseCode.SUCCESS, ResponseCode.CONTROLLER_MASTER_STILL_EXIST
 
 
 class Broker(Node):
@@ -99,11 +54,10 @@ class Broker(Node):
         self.electable = False
         self._restarting = self._restart_again = False
         self._registered: SetState | None = None
-        self._leader: Controller | None = None
+        self._calls = ControllerCalls(self, world, [])
         self._polling = False
         self._confirmed_ms = 0
         self._unconfirmed = False
-        self._flush_ms = 0
 
     @property
     def leads_epoch(self) -> int | None:
@@ -120,7 +74,8 @@ class Broker(Node):
         self.assigned = Assigned()
         self.lead_state = Lead(0, frozenset(), 0)
         self._restarting = self._restart_again = False
-        self._leader = self._registered = None
+        self._calls = ControllerCalls(self, self.world, self.controllers)
+        self._registered = None
         self._polling = self._unconfirmed = False
         self._join()
 
@@ -201,11 +156,10 @@ class Broker(Node):
         elif self._application is not None:
             self._apply(*self._application)
         else:
-            self._call(lambda to, reply: to.next_id(reply), self._got_next_id)
+            self._calls.call(lambda to, reply: to.next_id(reply), self._got_next_id)
 
     def _join_later(self) -> None:
-        half = JOIN_RETRY_MS // 2
-        self.world.at(self.world.rng.randint(half, JOIN_RETRY_MS), self._join, self)
+        self.world.at(self.world.rng.randint(*JOIN_RETRY_MS), self._join, self)
 
     def _got_next_id(self, answer: Any, tried: int) -> None:
         if answer is None or isinstance(answer, Answer):
@@ -226,20 +180,21 @@ class Broker(Node):
                 self.world.note(f"{self.name} is replica {replica_id}")
                 self._register()
 
-        self._call(lambda to, reply: to.apply_id(replica_id, check_code, reply), applied)
+        self._calls.call(lambda to, reply: to.apply_id(replica_id, check_code, reply), applied)
 
     def _register(self) -> None:
         def registered(answer: Answer | None, tried: int) -> None:
             if answer is None or not answer.ok or answer.state is None:
                 self._join_later()
                 return
-            alive = self._leader is not None and answer.state.master_id in self._leader.living
+            leader = self._calls.leader
+            alive = leader is not None and answer.state.master_id in leader.living
             self._registered = set_state(answer.state) if alive else None
             self._start_services(self._meet_controllers)
 
         replica_id, name = self.replica_id, self.name
         assert replica_id is not None
-        self._call(lambda to, reply: to.register(replica_id, name, reply), registered)
+        self._calls.call(lambda to, reply: to.register(replica_id, name, reply), registered)
 
     def _meet_controllers(self) -> None:
         """As `BrokerService._meet_controllers` and `ControlledBroker.start`."""
@@ -262,31 +217,6 @@ class Broker(Node):
 
     # --- controllers
 
-    def _call(
-        self, request: Callable[[Controller, Reply], None], done: Callable[[Any, int], None]
-    ) -> None:
-        """As `Controllers.call`. `done` gets the answer or None, and how many attempts failed."""
-
-        def attempt(failed: int) -> None:
-            if self._leader is None:
-                self._leader = self.world.rng.choice(self.controllers)
-            to = self._leader
-
-            def answered(answer: Any) -> None:
-                if answer is not None:
-                    done(answer, failed)
-                    return
-                if self._leader is to:
-                    self._leader = None
-                if failed + 1 < ATTEMPTS:
-                    attempt(failed + 1)
-                else:
-                    done(None, failed + 1)
-
-            self.world.call(self, to, lambda reply: request(to, reply), answered, CALL_MS)
-
-        attempt(0)
-
     def _poll(self) -> None:
         """Learn the state; ask for an election if there is no master."""
         if self._polling:
@@ -302,13 +232,12 @@ class Broker(Node):
             if answer is not None and answer.ok and answer.state is not None:
                 self._polled(set_state(answer.state))
 
-        self._call(lambda to, reply: to.replica_info(reply), answered)
+        self._calls.call(lambda to, reply: to.replica_info(reply), answered)
 
     def _polled(self, state: SetState) -> None:
         self.learn(state)
-        role, replica_id = self.role, self.replica_id
+        role = self.role
         assert role is not None
-        assert replica_id is not None
         if role.needs_election:
             self._polling = True
 
@@ -317,7 +246,7 @@ class Broker(Node):
                 if answer is not None and answer.state is not None and answer.code in ELECTED:
                     self.learn(set_state(answer.state))
 
-            self._call(lambda to, reply: to.elect(replica_id, reply), elected)
+            self._calls.call(lambda to, reply: to.elect(role.own_id, reply), elected)
 
     def learn(self, state: SetState) -> None:
         """As `ControlledBroker.learn`; also called by notifications."""
@@ -331,6 +260,7 @@ class Broker(Node):
             self.power_lost = False
             self._lead(action)
         elif isinstance(action, TakeOver):
+            self._prepare()
             self._alter(frozenset([self.role.own_id]), *action, lambda refused: None)
         elif isinstance(action, Follow):
             self._follow(action)
@@ -363,6 +293,16 @@ class Broker(Node):
         self._stop_writing()
         self.restart()
 
+    def _prepare(self) -> None:
+        """Before this replica takes over: acknowledge nothing more, to clients or to the old
+        master, and have the log on the disk. From then on no other replica may have it."""
+        if self.rules.takes_over_unflushed:
+            return
+        if isinstance(self.services, SlaveService):
+            self.services.disconnect()
+        self._stop_writing()
+        self.log.reopen()
+
     def _stop_writing(self) -> None:
         if isinstance(self.services, MasterService):
             self.services.refusal = "not the master"
@@ -383,13 +323,10 @@ class Broker(Node):
         last = self.log.history.last
         epoch = last.number if last is not None else 0
         live = LiveReplica(epoch, len(self.log.data), complete=role.complete, takes_over=True)
-        replica_id = self.replica_id
-        assert replica_id is not None
+        replica_id, life = role.own_id, self.life
 
         def arrive() -> None:
             controller.heartbeat(replica_id, live, HEARTBEAT_TIMEOUT_MS, reply)
-
-        life = self.life
 
         def reply(answer: Answer) -> None:
             self.world.send(controller, self, confirmed)
@@ -456,17 +393,8 @@ class Broker(Node):
                 self._act(self.role.agreed(epoch, *agreed, self.world.now_ms))
             else:
                 self._poll()
-            then(self._is_refused(answer, failed))
+            then(self.rules.is_refused(None if answer is None else answer.code, failed))
 
-        self._call(lambda to, reply: to.alter(replica_id, epoch, members, number, reply), answered)
-
-    def _is_refused(self, answer: Answer | None, failed: int) -> bool:
-        """Whether a request had and will have no effect."""
-        if answer is None:
-            return self.rules.lost_answer_refuses
-        if answer.code == ResponseCode.SYSTEM_ERROR and not self.rules.error_refuses:
-            return False
-        return not answer.ok and (failed == 0 or self.rules.retry_tells)
-
-
-ELECTED = ResponseCode.SUCCESS, ResponseCode.CONTROLLER_MASTER_STILL_EXIST
+        self._calls.call(
+            lambda to, reply: to.alter(replica_id, epoch, members, number, reply), answered
+        )

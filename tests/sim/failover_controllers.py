@@ -24,6 +24,10 @@ CLUSTER = "cluster"
 ETCD_MS = 1_000
 """How long a controller waits for etcd."""
 
+CALL_MS = 3_000
+"""How long a broker waits for a controller."""
+ATTEMPTS = 2
+
 Decide = Callable[[BrokerSet | None, Living], Decision]
 
 
@@ -149,7 +153,13 @@ class Controller(Node):
         unclean, elect = self.unclean, self._rules.elect
         self._decide(
             lambda state, living: elect(
-                state, NAME, living, asking=asking, designated=designated, unclean=unclean
+                state,
+                NAME,
+                living,
+                asking=asking,
+                designated=designated,
+                unclean=unclean,
+                now_ms=self._world.now_ms,
             ),
             reply,
         )
@@ -234,7 +244,10 @@ class Controller(Node):
             return
         unclean, elect = self.unclean, self._rules.elect
         self._decide(
-            lambda state, living: elect(state, NAME, living, unclean=unclean), lambda answer: None
+            lambda state, living: elect(
+                state, NAME, living, unclean=unclean, now_ms=self._world.now_ms
+            ),
+            lambda answer: None,
         )
 
     def _notify(self, state: BrokerSet) -> None:
@@ -254,6 +267,42 @@ class Controller(Node):
             lambda: world.send(self, broker, lambda: broker.learn(state)),  # type: ignore[attr-defined]
             self,
         )
+
+
+class ControllerCalls:
+    """Calls of a broker to its controllers, as `Controllers`."""
+
+    def __init__(self, broker: Node, world: World, controllers: list[Controller]) -> None:
+        self._broker = broker
+        self._world = world
+        self._controllers = controllers
+        self.leader: Controller | None = None
+        """The controller that is asked; another one after a failure."""
+
+    def call(
+        self, request: Callable[[Controller, Reply], None], done: Callable[[Any, int], None]
+    ) -> None:
+        """`done` gets the answer or None, and how many attempts failed."""
+
+        def attempt(failed: int) -> None:
+            if self.leader is None:
+                self.leader = self._world.rng.choice(self._controllers)
+            to = self.leader
+
+            def answered(answer: Any) -> None:
+                if answer is not None:
+                    done(answer, failed)
+                    return
+                if self.leader is to:
+                    self.leader = None
+                if failed + 1 < ATTEMPTS:
+                    attempt(failed + 1)
+                else:
+                    done(None, failed + 1)
+
+            self._world.call(self._broker, to, lambda reply: request(to, reply), answered, CALL_MS)
+
+        attempt(0)
 
 
 def set_state(state: BrokerSet) -> SetState:

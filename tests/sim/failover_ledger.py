@@ -95,7 +95,11 @@ class Ledger:
 
     # --- what must be true then
 
-    def check(self) -> None:
+    def changed(self) -> None:
+        """The state in etcd has changed."""
+        self.check(changed=True)
+
+    def check(self, *, changed: bool = False) -> None:
         """Each replica that can be elected has what was promised, and so has the master."""
         state = self._etcd().state
         if state is None or not self.clean:
@@ -103,11 +107,8 @@ class Ledger:
         electable = state.before or state.in_sync
         present = [one for one in self._members if one.replica_id in electable]
         damaged = bool(present) and all(one.damaged and self._lacks(one) for one in present)
-        if (
-            damaged
-            and not self._damaged
-            and (self._taking_over or state.master_epoch > self._epoch)
-        ):
+        elected = self._taking_over or state.master_epoch > self._epoch
+        if changed and elected and damaged and not self._damaged:
             raise InvariantError("an election leaves only replicas that have lost messages")
         self._damaged, self._epoch = damaged, state.master_epoch
         self._taking_over = bool(state.before)

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.replication.replicas import ReplicaRules
-from tests.sim.failover_broker import Broker, BrokerRules, Mode
+from tests.sim.failover_broker import Broker
 from tests.sim.failover_controllers import Controller, ControllerRules, Etcd
 from tests.sim.failover_ledger import Ledger
+from tests.sim.failover_rules import BrokerRules, Mode
 from tests.sim.failover_services import MasterService
 from tests.sim.failover_world import Node, World
 from tests.sim.replication_nodes import RECORD_BYTES_MAX, InvariantError
@@ -60,7 +61,7 @@ class Life:
         )
         self.brokers: list[Broker] = []
         self.ledger = Ledger(world, lambda: self.etcd, self.brokers)
-        self.etcd = Etcd(world, self.ledger.check, compares=rules.controller.compares)
+        self.etcd = Etcd(world, self.ledger.changed, compares=rules.controller.compares)
         self.controllers = [
             Controller(index, world, self.etcd, rules.controller)
             for index in range(rng.choice((1, 2, 3)))
@@ -288,8 +289,7 @@ class Life:
         state = self.etcd.state
         members = set() if state is None else set(state.before or state.in_sync)
         present = [broker for broker in self.brokers if broker.replica_id in members]
-        lost = len(present) < len(members) and all(broker.power_lost for broker in present)
-        return lost
+        return len(present) < len(members) and all(broker.power_lost for broker in present)
 
     def _until(self, done: Callable[[], bool], otherwise: str) -> None:
         until_ms = self.world.now_ms + CONVERGENCE_MS

@@ -213,6 +213,13 @@ class SlaveService:
         self._finding += 1
         self._find(address, self._finding)
 
+    def disconnect(self) -> None:
+        """Follow no master until the next news."""
+        self._finding += 1
+        self._master = ""
+        if self.link is not None:
+            self.link.close_slave()
+
     def _find(self, address: str, attempt: int) -> None:
         """As `Replication._find_master`."""
         if self.broker.services is not self or attempt != self._finding:

@@ -13,14 +13,14 @@ from penstock.controller import decisions
 from penstock.controller.broker_set import BrokerSet, LiveReplica, Living
 from penstock.controller.decisions import Decision
 from penstock.errors import LogsDiffer
-from penstock.replication.agreed_replicas import UNKNOWN_MS, AgreedReplicas
+from penstock.replication.agreed_replicas import AgreedReplicas
 from penstock.replication.controlled_role import ControlledRole, Follow, Lead, SetState, TakeOver
 from penstock.replication.epoch_frames import MasterHandshake
 from penstock.replication.epochs import EpochHistory
 from penstock.replication.replicas import NO_LIMIT, Replica
 from penstock.replication.slave_session import EpochSlaveSession
-from tests.sim.failover_broker import BrokerRules
 from tests.sim.failover_controllers import ControllerRules
+from tests.sim.failover_rules import BrokerRules
 from tests.sim.failover_run import MODES, Rules, run_seed
 from tests.sim.replication_nodes import InvariantError
 
@@ -74,16 +74,6 @@ class KeepsLost(AgreedReplicas):
         if before is not None and not replica.learner:
             replica.acknowledged = before.acknowledged
         return replica
-
-
-class NeverAsksAgain(AgreedReplicas):
-    """A master alone waits for ever for a slave that may have joined."""
-
-    def ask(self, log_end: int, now_ms: int) -> frozenset[str] | None:
-        stuck = self._unanswered > 0 and now_ms - self._unknown_ms > UNKNOWN_MS
-        if stuck and not self.agreed and not frozenset(self._wanted(log_end, now_ms)):
-            return None
-        return super().ask(log_end, now_ms)
 
 
 class ShowsAll(AgreedReplicas):
@@ -219,12 +209,12 @@ MUTATIONS: dict[str, tuple[tuple[int, ...], Rules]] = {
     "a connection counts as an acknowledgement": (CLEAN, _broker(replicas=KeepsLost)),
     "readers see what no slave has": (CLEAN, _broker(replicas=ShowsAll)),
     "takes over older sets": (CLEAN, _broker(replicas=TakesAllSets)),
-    "waits for ever for a slave that may have joined": (
-        (LONE, LONE_MEMORY), _broker(replicas=NeverAsksAgain),
-    ),
     "resumes its epoch after a start": ((SYNC, LONE), _broker(role=Resumes)),
     "leads with an incomplete log": ((MEMORY, LONE_MEMORY), _broker(role=LeadsIncomplete)),
     "leads before it has taken over": (CLEAN, _broker(role=LeadsAtOnce)),
+    "takes over before its log is flushed": (
+        (MEMORY, LONE_MEMORY), _broker(takes_over_unflushed=True),
+    ),
     "acts on old news": (CLEAN, _broker(role=ListensToOldNews)),
     "does not truncate": (CLEAN, _broker(slave=KeepsDifference)),
     "follows a replaced master": (CLEAN, _broker(slave=FollowsReplaced)),

@@ -217,9 +217,10 @@ def _electable(state: BrokerSet, living: Living) -> Iterable[int]:
     known."""
     members = state.before or state.in_sync
     complete = [one for one in members if one in living and living[one].complete]
-    if complete or not all(one in living for one in members):
+    if complete or not members or not all(one in living for one in members):
         return complete
-    return members
+    longest = max(living[one][:2] for one in members)  # epoch and offset
+    return [one for one in members if living[one][:2] == longest]
 
 
 def _choose(

@@ -23,11 +23,32 @@ A slave is asked to leave when it has not caught up for `lag_ms_max`, or has no 
 from collections.abc import Iterable
 
 from penstock.replication.replicas import NO_LIMIT, Replica, ReplicaRules, Replicas
+from penstock.wire.codes import ResponseCode
 
 ABSENT_MS = 1_000
 """How long a member may be without a connection. Sends wait for it during that time."""
 UNKNOWN_MS = 5_000
 """How long the outcome of a request may be unknown."""
+REFUSALS = frozenset(
+    [
+        ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
+        ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH,
+        ResponseCode.CONTROLLER_INVALID_MASTER,
+        ResponseCode.CONTROLLER_INVALID_REPLICAS,
+        ResponseCode.CONTROLLER_BROKER_NOT_ALIVE,
+        ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
+        ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
+    ]
+)
+
+
+def is_refused(code: int, *, failed_attempts: int) -> bool:
+    """Whether a request for another set had and will have no effect.
+
+    Not if an earlier attempt was not answered: it may have been delayed. Other errors tell nothing:
+    a controller that gets no answer of its store does not know itself.
+    """
+    return failed_attempts == 0 and code in REFUSALS
 
 
 class AgreedReplicas(Replicas):

@@ -157,6 +157,8 @@ def test_an_incomplete_log_is_elected_only_if_all_members_have_one() -> None:
             living = {1: short, 2: long, 3: short}
             elected = after(decisions.elect(before, NAME, living, asking=asking, now_ms=NOW_MS))
             assert (elected.master_id, elected.master_incomplete) == (2, True)
+    designated = decisions.elect(state, NAME, living, asking=3, designated=True, now_ms=NOW_MS)
+    assert designated.code == ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
     unclean = after(decisions.elect(without, NAME, {1: short}, unclean=True, now_ms=NOW_MS))
     assert (unclean.master_id, unclean.master_incomplete) == (1, True)
 
