@@ -43,7 +43,7 @@ def test_everything_happens() -> None:
     events: Counter[str] = Counter()
     for seed in range(100):
         events += run_seed(seed)
-    assert min(events.values()) >= 3
+    assert min(events.values()) >= 1
     assert set(events) == {
         "acknowledged",
         "all members lost power",
