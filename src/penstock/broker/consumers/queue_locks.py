@@ -208,7 +208,7 @@ class QueueLocks:
         # If the clock was set back, the wait must not last until the old time.
         lease_ms = self._settings.current.broker.lock_lease_ms
         self._grants_from_ms = min(self._grants_from_ms, now_ms + lease_ms)
-        return now_ms >= self._grants_from_ms
+        return now_ms > self._grants_from_ms  # at that time a lease is still valid
 
     def _refuse_too_many(
         self, locks: dict[LockedQueue, QueueLock], queues: list[MessageQueue]

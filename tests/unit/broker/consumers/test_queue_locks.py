@@ -242,7 +242,7 @@ def test_after_a_power_failure_nothing_is_locked_until_the_old_locks_have_expire
     # A broker that is killed meanwhile goes on waiting.
     again = start(live, tmp_path, NOW_MS + 5_000)
     assert again.lock("g", "you", [Q1], NOW_MS + LEASE_MS - 1) == []
-    assert again.lock("g", "you", [Q1], NOW_MS + LEASE_MS) == [Q1]
+    assert again.lock("g", "you", [Q1], NOW_MS + LEASE_MS + 1) == [Q1]
 
 
 def test_the_wait_after_a_power_failure_ends_when_the_clock_is_set_back(
@@ -251,7 +251,7 @@ def test_the_wait_after_a_power_failure_ends_when_the_clock_is_set_back(
     locks = start(live, tmp_path, NOW_MS, complete=False)
     back_ms = NOW_MS - 3_600_000
     assert locks.lock("g", "me", [Q0], back_ms) == []
-    assert locks.lock("g", "me", [Q0], back_ms + LEASE_MS) == [Q0]
+    assert locks.lock("g", "me", [Q0], back_ms + LEASE_MS + 1) == [Q0]
 
 
 def test_the_journal_follows_renewals(
