@@ -254,7 +254,7 @@ class Replication:
             broker.role.hides_log &= not slave_log.opened_confirmed
             after_work()
 
-        received()
+        broker.role.hides_log &= not slave_log.opened_confirmed
         self.slave = ReplicationSlave(
             self._settings,
             slave_log,
