@@ -88,12 +88,16 @@ def run_history(
     faults_max: int = FAULTS,
     keep: bool = False,
 ) -> Result:
-    """Run one history. Its files are deleted unless there is a violation, or with `keep`."""
+    """Run one history. Its files are deleted unless there is a violation, or with `keep`. Those of a
+    violation get a name of their own, so that a repetition does not replace them."""
     history = OneHistory(seed, network, root, plan_of(seed, etcd=etcd), java, faults_max)
     result = asyncio.run(history.run())
     write_history(root / "history.jsonl", history.records)
     (root / "verdict.txt").write_text(f"{result}\n")
-    if not result.violations and not keep:
+    if result.violations:
+        folder = root.rename(root.with_name(f"{root.name}-failed-{int(time.time())}"))
+        return result._replace(folder=folder)
+    if not keep:
         shutil.rmtree(root, ignore_errors=True)
     return result
 

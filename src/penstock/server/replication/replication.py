@@ -265,7 +265,7 @@ class Replication:
             broker.role.hides_log &= not slave_log.opened_confirmed
             after_work()
 
-        received()
+        broker.role.hides_log &= not slave_log.opened_confirmed
         self.slave = ReplicationSlave(
             self._settings,
             slave_log,
