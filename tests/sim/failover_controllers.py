@@ -24,7 +24,7 @@ CLUSTER = "cluster"
 ETCD_MS = 1_000
 """How long a controller waits for etcd."""
 
-CALL_MS = 3_000
+CALL_MS = 1_000
 """How long a broker waits for a controller."""
 ATTEMPTS = 2
 
