@@ -88,8 +88,8 @@ def run_history(
     faults_max: int = FAULTS,
     keep: bool = False,
 ) -> Result:
-    """Run one history. Its files are deleted unless there is a violation, or with `keep`. Those of a
-    violation get a name of their own, so that a repetition does not replace them."""
+    """Run one history. Its files are deleted unless there is a violation, or with `keep`. Those of
+    a violation get a name of their own, so that a repetition does not replace them."""
     history = OneHistory(seed, network, root, plan_of(seed, etcd=etcd), java, faults_max)
     result = asyncio.run(history.run())
     write_history(root / "history.jsonl", history.records)
