@@ -102,7 +102,7 @@ class BrokerService:
                 return
             await self._start_services()
         if self.contact is not None:
-            self._meet_controllers(self.contact)
+            await self._meet_controllers(self.contact)
             await self._wait(self._await_role())
 
     async def _wait(self, work: Coroutine[Any, Any, None]) -> None:
@@ -145,13 +145,11 @@ class BrokerService:
         )
         services.joined(await self.contact.join())
 
-    def _meet_controllers(self, contact: ControlledBroker) -> None:
+    async def _meet_controllers(self, contact: ControlledBroker) -> None:
         """The store is open: the controllers may give this broker its role."""
         store = self.broker.context.store
-        contact.start(
-            log_epoch=self.replication.stored_epoch,
-            log_complete=store.report.pages_kept or self.settings.current.store.sync_flush,
-        )
+        complete = store.report.pages_kept or self.settings.current.store.sync_flush
+        await contact.start(log_epoch=self.replication.stored_epoch, log_complete=complete)
 
     async def _await_role(self) -> None:
         """Wait until this broker is a slave that follows, or a master that accepts messages."""
@@ -176,7 +174,7 @@ class BrokerService:
             controlled = ControlledReplica(
                 self.contact.replica_id,
                 self._controlled.lead_state,
-                self.contact.ask_for_set,
+                partial(self.contact.ask_for_set, self._controlled.lead_state.epoch),
                 self._controlled.confirm_offset,
             )
         # A role that the last start in this process did not have was given by a promotion.

@@ -54,6 +54,10 @@ POLL_MS = 1_000
 JOIN_RETRY_MS = 500
 WARN_MS = 10_000
 """How often a broker that waits for its controllers says so."""
+INCOMPLETE = "penstock.incomplete"
+"""A file that exists while the end of the log may be missing."""
+REFUSALS = range(2000, 2017)
+"""Codes of controllers that mean that a request had no effect."""
 LEASE_CHECK_MS = 100
 LEADER_MS = 2_000
 """How often each controller is asked who the leader is."""
@@ -80,6 +84,9 @@ class ControlledService(Protocol):
 
     def follow(self, follow: Follow, replica_id: int) -> None:
         """Follow a master, with this id."""
+
+    async def flush(self) -> None:
+        """Have the log on the disk."""
 
     def set_answered(self, number: int, *, refused: bool) -> None:
         """The request for another in-sync set than that with this number was answered, or its
@@ -121,6 +128,7 @@ class ControlledBroker:
         self._figures = LogFigures(0, 0, 0, False)
         self._last_epoch = 0
         self._taking_over: TakeOver | None = None
+        self._incomplete = False  # the file INCOMPLETE exists
         self._expired = False
         self._poll_now = asyncio.Event()
 
@@ -202,8 +210,10 @@ class ControlledBroker:
 
     # --- running
 
-    def start(self, *, log_epoch: int, log_complete: bool) -> None:
+    async def start(self, *, log_epoch: int, log_complete: bool) -> None:
         """Send heartbeats and learn of elections; the services run already, as a slave."""
+        log_complete = await self._in_pool(lambda: self._note_completeness(log_complete))
+        self._incomplete = not log_complete
         now_ms = self._clock.monotonic_ms()
         self.role = ControlledRole(
             self.replica_id, log_epoch=log_epoch, log_complete=log_complete, now_ms=now_ms
@@ -217,6 +227,24 @@ class ControlledBroker:
         self._spawn(self._watch_lease())
         for address in self._controllers.addresses:
             self._spawn(self._send_heartbeats(address))
+
+    def _note_completeness(self, complete: bool) -> bool:
+        """Whether the log is complete. Only the first start after a power failure notices that it
+        is not, so that is stored until it is completed. Waits for the disk."""
+        if not complete:
+            self._disk.replace(self._root / INCOMPLETE, b"")
+        return not (self._root / INCOMPLETE).exists()
+
+    def _forget_incompleteness(self) -> None:
+        """Waits for the disk."""
+        for name in (INCOMPLETE, f"{INCOMPLETE}.bak"):
+            if (path := self._root / name).exists():
+                self._disk.unlink(path)
+
+    async def _note_completed(self) -> None:
+        """The log is complete again."""
+        self._incomplete = False
+        await self._in_pool(self._forget_incompleteness)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(work)
@@ -305,10 +333,11 @@ class ControlledBroker:
         elected, and it leads."""
         log.info("this replica is elected: it takes over in epoch %d", action.epoch)
         try:
+            await self._service.flush()  # from now on, no other replica need have the log
             response = await self._ask_for_set(
                 {self.replica_id}, action.in_sync_epoch, action.epoch
             )
-        except PenstockError as error:
+        except (PenstockError, OSError) as error:
             log.warning("the outcome of a take-over is not known: %s", error)
         else:
             self._agreed(response, action.epoch)
@@ -348,7 +377,10 @@ class ControlledBroker:
         assert self.role is not None
         if figures is not None and figures.caught_up:
             self.role.caught_up()
-        if not self.role.alive(now_ms) and not penstock:
+        alive = self.role.alive(now_ms)
+        if self._incomplete and self.role.complete:
+            self._spawn(self._note_completed())
+        if not alive and not penstock:
             return None
         self._figures = figures = figures or self._figures  # none while services are restarted
         replication = self._settings.current.replication
@@ -405,15 +437,15 @@ class ControlledBroker:
 
     # --- the in-sync set
 
-    def ask_for_set(self, members: Iterable[str], number: int) -> None:
-        """Ask the controllers for another in-sync set."""
-        self._spawn(self._alter(frozenset(int(name) for name in members), number))
+    def ask_for_set(self, epoch: int, members: Iterable[str], number: int) -> None:
+        """The master of an epoch asks the controllers for another in-sync set."""
+        self._spawn(self._alter(epoch, frozenset(int(name) for name in members), number))
 
-    async def _alter(self, members: frozenset[int], number: int) -> None:
-        assert self.role is not None
-        epoch = self.role.epoch
+    async def _alter(self, epoch: int, members: frozenset[int], number: int) -> None:
         try:
             response = await self._ask_for_set(members, number, epoch)
+            if response.code != ResponseCode.SUCCESS and response.code not in REFUSALS:
+                raise Refused(f"{response.remark} (code {response.code})")
         except PenstockError as error:
             log.warning("the outcome of a change of the in-sync set is not known: %s", error)
             self._service.set_answered(number, refused=False)
@@ -436,7 +468,7 @@ class ControlledBroker:
         }
         body = SyncStateSet(sync_state_set=sorted(members), sync_state_set_epoch=number)
         code = RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET
-        return await self._controllers.call(code, fields, fastjson.encode(body))
+        return await self._controllers.call(code, fields, fastjson.encode(body), attempts=1)
 
     def _agreed(self, response: Response, epoch: int) -> None:
         """The controllers have agreed to a set that was asked for in an epoch."""

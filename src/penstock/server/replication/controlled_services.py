@@ -7,6 +7,7 @@ elected: the store is closed and opened in between, but the process goes on.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -120,6 +121,14 @@ class ControlledServices:
         if master is not None:
             master.acknowledging = False
         running.server.abandon_sends()
+
+    async def flush(self) -> None:
+        """Have the log on the disk, before this replica takes over."""
+        running = self._running()
+        if running is not None:
+            store = running.broker.context.store
+            end = store.log.end
+            await asyncio.wrap_future(store.disk.submit(lambda: store.sync_log(end)))
 
     def set_answered(self, number: int, *, refused: bool) -> None:
         running = self._running()

@@ -67,13 +67,16 @@ class Controllers:
             )
         return self._peers[address]
 
-    async def call(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> Response:
+    async def call(
+        self, code: int, fields: Mapping[str, str], body: bytes = b"", *, attempts: int = ATTEMPTS
+    ) -> Response:
         """Ask the leader; the response may have an error code.
 
         Raises ControllerUnreachable if no leader answers. Then the request may have had an effect.
+        So it may have if a later attempt is refused: use one attempt where that matters.
         """
         problem = ""
-        for _ in range(ATTEMPTS):
+        for _ in range(attempts):
             leader = self._leader or await self.find_leader()
             try:
                 response = await self.peer(leader).call(code, fields, body, timeout_ms=CALL_MS)
