@@ -85,7 +85,7 @@ class Lane:
         with tempfile.TemporaryDirectory() as cache:
             command = (*step.arguments, "-o", f"cache_dir={cache}")
             code, text = self._pytest(step, command)
-            failed = re.findall(r"^(?:FAILED|ERROR) (.*)$", text, re.MULTILINE)
+            failed = re.findall(r"^(?:FAILED|ERROR) (tests/.*)$", text, re.MULTILINE)
             repeatable = step.foreign and self.depth == "ci"
             if code and repeatable and 0 < len(failed) <= REPEATED_MAX:
                 code, again = self._pytest(step, (*command, "--last-failed"))

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.compat
 each_version = pytest.mark.parametrize("version", golden.VERSIONS)
 PARTS = {
     "HAClientRuntimeInfo", "HAConnectionRuntimeInfo", "Metric", "OrderInfo", "OrderedPop",
-    "PolicyEntryInfo", "PolicyInfo", "ReplicaIdentity", "ReplicasInfo",
+    "PolicyEntryInfo", "PolicyInfo", "ReplicaIdentity", "ReplicasInfo", "ReplicasInfoWithHistory",
+    "BrokerReplicasInfoWithHistory", "ElectionInfo",
 }  # fmt: skip
 """Classes inside others, which are tried as parts of these."""
 FILES = {
