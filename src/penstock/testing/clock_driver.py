@@ -3,8 +3,9 @@
 The clock jumps from one due message to the next. After each jump the driver waits until the
 connected consumers have processed what they received, so that a retry of a retry becomes due at its
 own time. It asks the consumers for the messages they hold, as an administrator would
-(GET_CONSUMER_RUNNING_INFO). It stops waiting for a consumer that holds messages and makes no
-progress for IDLE_CONSUMER_MS, for example because the test holds the messages.
+(GET_CONSUMER_RUNNING_INFO). It also waits until producers have answered the check-backs that were
+sent to them. It stops waiting for clients that make no progress for IDLE_CLIENT_MS, for example
+because the test holds the messages.
 
 Periodic work between two messages is done once, not once for every second of three days.
 """
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 POLL_MS = 1
 """The broker counts as idle after this time without a request."""
-IDLE_CONSUMER_MS = 250
+IDLE_CLIENT_MS = 250
 BUSY_MS = 5_000
 """The longest wait for clients that never become idle, such as one that sends a message for each
 message it receives."""
@@ -91,7 +92,7 @@ class ClockDriver:
         return bool(executor.thread_jobs or executor.tables.running)
 
     async def _wait_for_idle(self) -> None:
-        """Wait until the broker and its consumers are idle."""
+        """Wait until the broker and its clients are idle."""
         since_ms, seen, idle = self._real_clock.monotonic_ms(), (-1, -1), 0
         until_ms = since_ms + BUSY_MS
         while idle < 2:  # a message may have been on its way when the consumer answered
@@ -99,13 +100,13 @@ class ClockDriver:
             if self._real_clock.monotonic_ms() > until_ms:
                 log.warning("clients were busy for %d ms: the clock advances anyway", BUSY_MS)
                 return
-            held = await self._messages_held_by_consumers()
+            held = await self._messages_held_by_consumers() + self._unanswered_checks()
             state = (self._broker.context.store.writer.puts, held)
             idle = idle + 1 if held == 0 and state == seen else 0
             if state != seen:
                 since_ms, seen = self._real_clock.monotonic_ms(), state
-            elif held and self._real_clock.monotonic_ms() - since_ms > IDLE_CONSUMER_MS:
-                log.debug("consumers hold %d messages: the clock advances anyway", held)
+            elif held and self._real_clock.monotonic_ms() - since_ms > IDLE_CLIENT_MS:
+                log.debug("clients hold %d messages: the clock advances anyway", held)
                 return
 
     async def _wait_for_silence(self, until_ms: int) -> None:
@@ -115,6 +116,11 @@ class ClockDriver:
                 return
             before = self._activity()
             await pause(self._real_clock, POLL_MS)
+
+    def _unanswered_checks(self) -> int:
+        """The number of check-backs that wait for the answer of a producer."""
+        groups = self._broker.transactions.half_messages.groups
+        return sum(group.in_flight for group in groups.values())
 
     async def _messages_held_by_consumers(self) -> int:
         """The number of messages that the connected consumers have received and not completed."""
