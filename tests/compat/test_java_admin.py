@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -188,6 +189,9 @@ def test_offsets_are_cloned_and_set(admin: Admin, fresh: str) -> None:
     place = {"topic": fresh, "broker": admin.cluster.broker, "queue_id": 2}
     admin.java.do("pull.commit", consumer="offsets", offset=1, **place)
     assert admin.java.do("pull.committed", consumer="offsets", **place) == 1
+    # Cloning asks for the group's retry topic, which its first heartbeat creates.
+    topics = partial(admin.call, "fetchAllTopicList")
+    assert eventually(lambda: f"%RETRY%{fresh}" in topics()["topicList"])
     admin.call("cloneGroupOffset", fresh, f"{fresh}-to", fresh, False)
     queue = {"topic": fresh, "brokerName": admin.cluster.broker, "queueId": 2}
     admin.call("updateConsumeOffset", address, fresh, queue, 2)
