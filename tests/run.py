@@ -68,6 +68,8 @@ class Lane:
     depth: str
     failed: int = 0
     current: str = ""
+    cpu_s: float = 0.0
+    """CPU time of the last run of pytest and of the processes that it started and waited for."""
     output: IO[bytes] | None = None
 
     def run(self) -> None:
@@ -85,13 +87,17 @@ class Lane:
         with tempfile.TemporaryDirectory() as cache:
             command = (*step.arguments, "-o", f"cache_dir={cache}")
             code, text = self._pytest(step, command)
+            used = self.cpu_s
             failed = re.findall(r"^(?:FAILED|ERROR) (tests/.*)$", text, re.MULTILINE)
             repeatable = step.foreign and self.depth == "ci"
             if code and repeatable and 0 < len(failed) <= REPEATED_MAX:
                 code, again = self._pytest(step, (*command, "--last-failed"))
                 text += f"== REPEATED, because they failed: {'; '.join(failed)}\n{again}"
         took = time.monotonic() - began
-        print(f"{text}== {step.title} (depth: {self.depth}): {took:.0f} s", flush=True)
+        print(
+            f"{text}== {step.title} (depth: {self.depth}): {took:.0f} s, CPU {used:.0f} s",
+            flush=True,
+        )
         return code
 
     def _pytest(self, step: Step, arguments: Sequence[str]) -> tuple[int, str]:
@@ -102,9 +108,12 @@ class Lane:
         command = [sys.executable, "-m", "pytest", "-q", *arguments]
         with tempfile.TemporaryFile() as output:
             self.output = output
-            code = subprocess.run(
+            process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
-            ).returncode
+            )
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = code = os.waitstatus_to_exitcode(status)
+            self.cpu_s = usage.ru_utime + usage.ru_stime
             self.output = None
             output.seek(0)
             return code, output.read().decode(errors="replace")
