@@ -1,5 +1,6 @@
 """Shared by all tests: the core runs in the requested mode, Hypothesis by depth."""
 
+import gc
 import os
 
 import pytest
@@ -23,3 +24,9 @@ def core_mode() -> None:
     expected = os.environ.get("PENSTOCK_EXPECT")
     actual = "compiled" if penstock.compiled() else "pure"
     assert expected in (None, actual), f"the core is {actual}, this run expects {expected}"
+
+
+def pytest_collection_finish() -> None:
+    """Collected tests stay until the end: without this each garbage collection visits them."""
+    gc.collect()
+    gc.freeze()
