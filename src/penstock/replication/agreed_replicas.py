@@ -40,15 +40,8 @@ REFUSALS = frozenset(
         ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
     ]
 )
-
-
-def is_refused(code: int, *, failed_attempts: int) -> bool:
-    """Whether a request for another set had and will have no effect.
-
-    Not if an earlier attempt was not answered: it may have been delayed. Other errors tell nothing:
-    a controller that gets no answer of its store does not know itself.
-    """
-    return failed_attempts == 0 and code in REFUSALS
+"""Codes of controllers that mean that a request for another set had and will have no effect. Others
+tell nothing: a controller that gets no answer of its store does not know itself."""
 
 
 class AgreedReplicas(Replicas):

@@ -7,9 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.replication.agreed_replicas import ABSENT_MS, UNKNOWN_MS, AgreedReplicas, is_refused
+from penstock.replication.agreed_replicas import ABSENT_MS, UNKNOWN_MS, AgreedReplicas
 from penstock.replication.replicas import NO_LIMIT, Replica, ReplicaRules
-from penstock.wire.codes import ResponseCode
 from tests.depth import rounds
 
 START_MS = 10_000
@@ -262,23 +261,6 @@ def test_controllers_that_refuse_the_same_set_are_asked_for_a_smaller_one() -> N
     assert master.ask() == {"1", "2"}
     master.replicas.answered(number, refused=True)
     assert master.ask() == {"1"}
-
-
-@pytest.mark.parametrize(
-    ("code", "failed", "refused"),
-    [
-        (ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH, 0, True),
-        (ResponseCode.CONTROLLER_BROKER_NOT_ALIVE, 0, True),
-        (ResponseCode.CONTROLLER_BROKER_NOT_ALIVE, 1, False),  # the first attempt may be late
-        (ResponseCode.SYSTEM_ERROR, 0, False),  # etcd may have taken it
-        (ResponseCode.CONTROLLER_NOT_LEADER, 0, False),
-        (ResponseCode.SUCCESS, 0, False),
-    ],
-)
-def test_only_a_decision_about_the_only_attempt_is_a_refusal(
-    code: int, failed: int, refused: bool
-) -> None:
-    assert is_refused(code, failed_attempts=failed) is refused
 
 
 # --- any sequence of events

@@ -1,6 +1,6 @@
 """Keeps a broker in contact with its controllers, which elect the master of its set.
 
-* `join` gets an id for the broker and registers it.
+* `join` gets an id for the broker and registers it (`membership`).
 * Heartbeats go to all controllers. They say that the replica is alive, and how long its log is. An
   answered heartbeat confirms the master. One that is not confirmed for the length of its lease,
   which is as long as controllers wait for heartbeats, acknowledges no more messages.
@@ -13,20 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from penstock.clock import pause
-from penstock.errors import ControllerUnreachable, PeerError, PenstockError, Refused
-from penstock.replication.broker_identity import (
-    TEMPORARY,
-    BrokerIdentity,
-    forget_application,
-    load_identity,
-    save_identity,
-)
+from penstock.errors import PeerError, PenstockError, Refused
+from penstock.replication.agreed_replicas import REFUSALS
 from penstock.replication.controlled_role import (
     ControlledRole,
     Follow,
@@ -34,12 +28,13 @@ from penstock.replication.controlled_role import (
     SetState,
     TakeOver,
 )
+from penstock.server.replication.controller_answers import read_in_sync, read_state
 from penstock.server.replication.controllers import ControllerInfo, Controllers
+from penstock.server.replication.membership import Membership
 from penstock.transport.peer import Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.cluster_bodies import SyncStateSet
 from penstock.wire.codes import RequestCode, ResponseCode
-from penstock.wire.java_numbers import parse_long
 
 if TYPE_CHECKING:
     from penstock.clock import Clock
@@ -51,13 +46,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 POLL_MS = 1_000
-JOIN_RETRY_MS = 500
-WARN_MS = 10_000
-"""How often a broker that waits for its controllers says so."""
 INCOMPLETE = "penstock.incomplete"
 """A file that exists while the end of the log may be missing."""
-REFUSALS = range(2000, 2017)
-"""Codes of controllers that mean that a request had no effect."""
 LEASE_CHECK_MS = 100
 LEADER_MS = 2_000
 """How often each controller is asked who the leader is."""
@@ -118,8 +108,8 @@ class ControlledBroker:
         self._address = address
         self._clock = clock
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._membership = Membership(settings, controllers, disk, root, address, clock)
         self._registered: SetState | None = None
-        self.replica_id = 0
         self.role: ControlledRole | None = None
         self.confirmed_ms = clock.monotonic_ms()
         """When the last heartbeat was sent that a controller has answered."""
@@ -130,80 +120,17 @@ class ControlledBroker:
         self._taking_over: TakeOver | None = None
         self._incomplete = False  # the file INCOMPLETE exists
         self._expired = False
+        self._refused_set = ""  # why the last request for another in-sync set was refused
         self._poll_now = asyncio.Event()
-
-    # --- joining the set
 
     async def join(self) -> int:
         """Get an id and register; returns the id. Waits until a controller answers."""
-        warned_ms = -WARN_MS
-        while True:
-            try:
-                await self._identify()
-                self._registered = await self._register()
-                return self.replica_id
-            except (ControllerUnreachable, Refused) as error:
-                now_ms = self._clock.monotonic_ms()
-                if now_ms - warned_ms >= WARN_MS:
-                    warned_ms = now_ms
-                    log.warning("waiting for the controllers: %s", error)
-            # Replicas that apply for the same id at the same time should not do it again.
-            await pause(self._clock, random.randint(JOIN_RETRY_MS // 2, JOIN_RETRY_MS))
+        self._registered = await self._membership.join()
+        return self.replica_id
 
-    async def _identify(self) -> None:
-        broker = self._settings.current.broker
-        found = await self._in_pool(lambda: load_identity(self._disk, self._root))
-        if found is None:
-            found = await self._apply()
-        found.check(broker.cluster, broker.name)
-        self.replica_id = found.replica_id
-
-    async def _apply(self) -> BrokerIdentity:
-        """Apply for an id; once more for the same one if an application was interrupted."""
-        disk, root = self._disk, self._root
-        wanted = await self._in_pool(lambda: load_identity(disk, root, TEMPORARY))
-        names = self._names()
-        if wanted is None or not wanted.check_code:
-            answer = await self._ask(RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, names)
-            number = parse_long(answer.ext.get("nextBrokerId", "")) or 0
-            code = f"{self._address};{self._clock.now_ms()}"
-            wanted = BrokerIdentity(names["clusterName"], names["brokerName"], number, code)
-            await self._in_pool(lambda: save_identity(disk, root, wanted))
-        wanted.check(names["clusterName"], names["brokerName"])
-        fields = {
-            **names,
-            "appliedBrokerId": str(wanted.replica_id),
-            "registerCheckCode": wanted.check_code,
-        }
-        response = await self._controllers.call(RequestCode.CONTROLLER_APPLY_BROKER_ID, fields)
-        if response.code != ResponseCode.SUCCESS:
-            # Another replica has got this id.
-            await self._in_pool(lambda: forget_application(disk, root))
-            raise Refused(f"the id {wanted.replica_id} was not given: {response.remark}")
-        given = wanted._replace(check_code="")
-        await self._in_pool(lambda: save_identity(disk, root, given))
-        log.info("this broker is replica %d of %s", given.replica_id, given.name)
-        return given
-
-    async def _register(self) -> SetState:
-        fields = {
-            **self._names(),
-            "brokerId": str(self.replica_id),
-            "brokerAddress": self._address,
-            "invokeTime": str(self._clock.now_ms()),
-        }
-        return read_state(await self._ask(RequestCode.CONTROLLER_REGISTER_BROKER, fields))
-
-    async def _ask(self, code: int, fields: dict[str, str], body: bytes = b"") -> Response:
-        """The response of the controllers; raises Refused if they refuse."""
-        response = await self._controllers.call(code, fields, body)
-        if response.code != ResponseCode.SUCCESS:
-            raise Refused(f"the controllers refuse: {response.remark} (code {response.code})")
-        return response
-
-    def _names(self) -> dict[str, str]:
-        broker = self._settings.current.broker
-        return {"clusterName": broker.cluster, "brokerName": broker.name}
+    @property
+    def replica_id(self) -> int:
+        return self._membership.replica_id
 
     def _in_pool(self, work: Callable[[], T]) -> asyncio.Future[T]:
         return asyncio.wrap_future(self._disk.submit(work))
@@ -223,10 +150,20 @@ class ControlledBroker:
                 "the machine was restarted and the end of the log may be missing: this replica "
                 "can't be elected before it has caught up with a master"
             )
-        self._spawn(self._run())
-        self._spawn(self._watch_lease())
+        self._spawn(self._repeat(self._run))
+        self._spawn(self._repeat(self._watch_lease))
         for address in self._controllers.addresses:
-            self._spawn(self._send_heartbeats(address))
+            self._spawn(self._repeat(partial(self._send_heartbeats, address)))
+
+    async def _repeat(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do work that never ends. After a fault in Penstock it begins again: a replica without
+        heartbeats would never be elected."""
+        while True:
+            try:
+                await work()
+            except Exception:
+                log.exception("the contact with the controllers failed; it begins again")
+            await pause(self._clock, POLL_MS)
 
     def _note_completeness(self, complete: bool) -> bool:
         """Whether the log is complete. Only the first start after a power failure notices that it
@@ -270,8 +207,10 @@ class ControlledBroker:
                     log.warning("the controllers do not tell who is the master: %s", error)
                 warned = True
             self._poll_now.clear()
+            # Not `wait_for`, which in Python 3.11 loses a cancellation that comes with the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._poll_now.wait(), POLL_MS / 1000)
+                async with asyncio.timeout(POLL_MS / 1000):
+                    await self._poll_now.wait()
 
     async def _poll(self) -> None:
         """Learn the state of the set; have a master elected if there is none."""
@@ -292,11 +231,11 @@ class ControlledBroker:
     async def _join_again(self) -> None:
         """The controllers have lost their state, or an operator has deleted this replica."""
         log.warning("the controllers do not know this replica any more")
-        await self._register()
+        await self._membership.register()
 
     async def _elect(self, replica_id: int, *, designate: bool) -> bool:
         fields = {
-            **self._names(),
+            **self._membership.names(),
             "brokerId": str(replica_id),
             "designateElect": str(designate).lower(),
             "invokeTime": str(self._clock.now_ms()),
@@ -385,7 +324,7 @@ class ControlledBroker:
         self._figures = figures = figures or self._figures  # none while services are restarted
         replication = self._settings.current.replication
         return {
-            **self._names(),
+            **self._membership.names(),
             "brokerAddr": self._address,
             "brokerId": str(self.replica_id),
             "epoch": str(figures.epoch),
@@ -453,9 +392,12 @@ class ControlledBroker:
             return
         refused = response.code != ResponseCode.SUCCESS
         if refused:
-            log.info("the in-sync set is not changed: %s", response.remark)
+            if response.remark != self._refused_set:  # asked for again and again
+                log.info("the in-sync set is not changed: %s", response.remark)
+            self._refused_set = response.remark or ""
             self._poll_now.set()
         else:
+            self._refused_set = ""
             self._agreed(response, epoch)
         self._service.set_answered(number, refused=refused)
 
@@ -493,33 +435,3 @@ class ControlledBroker:
             except PenstockError as error:
                 log.warning("can't hand over to replica %d: %s", replica_id, error)
         return False
-
-
-class InSync(NamedTuple):
-    """An in-sync set and its number."""
-
-    in_sync: frozenset[int]
-    number: int
-
-
-def read_in_sync(response: Response) -> InSync:
-    """The in-sync set in the body of a response."""
-    if not response.body:
-        return InSync(frozenset(), 0)
-    body = fastjson.decode(response.body, SyncStateSet)
-    return InSync(frozenset(body.sync_state_set), body.sync_state_set_epoch)
-
-
-def read_state(response: Response) -> SetState:
-    """The state of the set in a response."""
-    fields = response.ext
-    agreed = read_in_sync(response)
-    return SetState(
-        parse_long(fields.get("masterBrokerId", "")),
-        fields.get("masterAddress", ""),
-        parse_long(fields.get("masterEpoch", "")) or 0,
-        agreed.in_sync,
-        max(agreed.number, parse_long(fields.get("syncStateSetEpoch", "")) or 0),
-        master_incomplete=fields.get("penstockMasterIncomplete") == "true",
-        taken_over=fields.get("penstockTakesOver") != "true",
-    )

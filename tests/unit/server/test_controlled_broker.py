@@ -1,0 +1,133 @@
+"""The contact with controllers: what their answers mean for the master."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.clock import LoopClock
+from penstock.config import LiveSettings, Settings
+from penstock.errors import ControllerUnreachable
+from penstock.replication.controlled_role import Follow, Lead, SetState
+from penstock.server.replication.controlled_broker import ControlledBroker, LogFigures
+from penstock.server.replication.controllers import ControllerInfo
+from penstock.store.disk import Disk
+from penstock.transport.peer import Response
+from penstock.wire.codes import RequestCode, ResponseCode
+
+MASTER = SetState(1, "127.0.0.1:10911", 1, frozenset({1, 2}), 7)
+
+
+class FakeControllers:
+    """One controller that gives prepared answers."""
+
+    penstock = True
+    addresses = ("c",)
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+        self.alter_code: int | None = ResponseCode.SUCCESS  # None: no answer
+        self.faults = 0
+
+    async def call(self, code: int, fields: Any, body: bytes = b"", **_: Any) -> Response:
+        self.codes.append(code)
+        if code == RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET:
+            if self.alter_code is None:
+                raise ControllerUnreachable("no answer")
+            return Response(self.alter_code, remark="not now")
+        return Response(ResponseCode.SUCCESS)
+
+    async def describe(self, address: str) -> ControllerInfo:
+        if self.faults:
+            self.faults -= 1
+            raise ZeroDivisionError("a fault in Penstock")
+        return ControllerInfo(address, penstock=True)
+
+    def peer(self, address: str) -> Any:
+        outer = self
+
+        class Peer:
+            async def call(self, code: int, fields: Any, **_: Any) -> Response:
+                return await outer.call(code, fields)
+
+        return Peer()
+
+    async def close(self) -> None:
+        pass
+
+
+class FakeService:
+    def __init__(self) -> None:
+        self.answered: list[tuple[int, bool]] = []
+
+    def figures(self) -> LogFigures | None:
+        return LogFigures(1, 10, 10, caught_up=True)
+
+    def lead(self, lead: Lead, replica_id: int) -> None:
+        pass
+
+    def follow(self, follow: Follow, replica_id: int) -> None:
+        pass
+
+    async def flush(self) -> None:
+        pass
+
+    def set_answered(self, number: int, *, refused: bool) -> None:
+        self.answered.append((number, refused))
+
+    def confirmed(self, reason: str) -> None:
+        pass
+
+
+def _contact(controllers: FakeControllers, service: FakeService, root: Path) -> ControlledBroker:
+    fake: Any = controllers
+    return ControlledBroker(
+        LiveSettings(Settings()), fake, service, Disk(), root, "127.0.0.1:10911", LoopClock()
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "refused"),
+    [
+        (ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH, True),
+        (ResponseCode.CONTROLLER_BROKER_NOT_ALIVE, True),
+        (ResponseCode.SYSTEM_ERROR, False),  # etcd may have taken it
+        (ResponseCode.CONTROLLER_JRAFT_INTERNAL_ERROR, False),  # and so may the log of JRaft
+        (None, False),
+    ],
+)
+def test_only_a_decision_of_the_controllers_is_a_refusal(
+    tmp_path: Path, code: int | None, refused: bool
+) -> None:
+    async def body() -> None:
+        controllers, service = FakeControllers(), FakeService()
+        controllers.alter_code = code
+        contact = _contact(controllers, service, tmp_path)
+        await contact.start(log_epoch=0, log_complete=True)
+        contact.learn(MASTER)
+        contact.ask_for_set(1, ["1"], 7)
+        while not service.answered:
+            await asyncio.sleep(0)
+        assert service.answered == [(7, refused)]
+        await contact.close()
+
+    asyncio.run(body())
+
+
+def test_heartbeats_go_on_after_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.server.replication.controlled_broker.POLL_MS", 1)
+
+    async def body() -> None:
+        controllers = FakeControllers()
+        controllers.faults = 2
+        contact = _contact(controllers, FakeService(), tmp_path)
+        await contact.start(log_epoch=0, log_complete=True)
+        while RequestCode.BROKER_HEARTBEAT not in controllers.codes:
+            await asyncio.sleep(0.001)
+        await contact.close()
+
+    asyncio.run(body())
+    assert caplog.text.count("it begins again") == 2
