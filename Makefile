@@ -29,7 +29,7 @@ setup: .venv/compiled.stamp ## create .venv, install the dependencies, compile t
 	@$(BIN)/python -m penstock.build_report
 	@touch $@
 
-demo: setup ## send a million messages through a broker that is killed, then run two pipelines on Spark
+demo: setup ## kill a broker, then a master of three replicas, under load; run two pipelines on Spark
 	@$(BIN)/penstock demo
 
 check: setup ## lint and the fast unit tests: the everyday command

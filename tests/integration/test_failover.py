@@ -1,6 +1,7 @@
 """Brokers under a controller, in this process: election, failover, planned switch, lease."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from penstock.client import AsyncAdmin
 from penstock.config import BrokerConfig, ControllerConfig, NameServerConfig, Settings
 from penstock.config.replication_settings import ReplicationConfig
+from penstock.errors import PeerError
 from penstock.server.broker_service import BrokerService
 from penstock.server.controller.controller_service import ControllerService
 from penstock.server.nameserver_service import NameServerService
@@ -234,6 +236,56 @@ def test_an_operator_moves_the_master(tmp_path: Path, run: Run) -> None:  # noqa
             assert brokers.services[first].broker.role.slave
 
     run(body())
+
+
+def test_clients_that_know_only_the_old_master_go_on(tmp_path: Path, run: Run) -> None:  # noqa: F811
+    """As RocketMQ's producers do: three attempts, one right after the other, at one address."""
+    brokers = ControlledSet(tmp_path)
+    sent: list[int] = []
+
+    async def send_one(peer: Peer, message: int) -> int:
+        for _ in range(3):
+            with contextlib.suppress(PeerError):
+                response = await send(peer, message)
+                if response.code == ResponseCode.SUCCESS:
+                    return response.code
+        return -1
+
+    async def body() -> None:
+        async with brokers.running(3):
+            await brokers.await_in_sync(3)
+            old = await brokers.await_master()
+
+            async def send_all() -> None:
+                async with brokers.client(old) as peer:
+                    while not switched.is_set():
+                        assert await send_one(peer, len(sent)) == ResponseCode.SUCCESS
+                        sent.append(len(sent))
+
+            switched = asyncio.Event()
+            sending = asyncio.ensure_future(send_all())
+            await until(lambda: len(sent) > 10)
+            async with AsyncAdmin(f"127.0.0.1:{brokers.names.server.port}") as admin:
+                other = next(one for one in brokers.services if one != old)
+                contact = brokers.services[other].contact
+                assert contact is not None
+                plan = await admin.plan_promotion("broker-a", contact.replica_id)
+                await admin.promote(plan)
+            await brokers.await_master(besides=old)
+            slave = brokers.services[old]
+            await until(lambda: forwarded(slave) > 10 or sending.done())
+            switched.set()
+            await sending
+
+    run(body())
+    assert len(sent) > 20
+
+
+def forwarded(service: BrokerService) -> int:
+    """How many requests a broker has sent on to the master."""
+    replication = service._replication
+    forwarding = None if replication is None else replication.forwarding
+    return 0 if forwarding is None else forwarding.count
 
 
 def test_a_master_that_stops_hands_over(tmp_path: Path, run: Run) -> None:  # noqa: F811

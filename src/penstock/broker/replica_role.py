@@ -3,7 +3,8 @@
 A slave copies the log and the tables of its master. It has no services that write to the log. The
 requests in `MASTER_ONLY` would change the log or a table: they are refused with NotMaster, whose
 code SYSTEM_BUSY makes RocketMQ's clients retry at another broker. (Java's producer takes
-SLAVE_NOT_AVAILABLE for a success.) All other requests are served.
+SLAVE_NOT_AVAILABLE for a success.) Where controllers elect the master, those in `FORWARDED` are
+sent on to it instead. All other requests are served.
 
 Users and access lists can be changed at a slave too: mqadmin sends such a change to every master
 and slave of a cluster, and gives up at the first refusal. If the slave copies the users of its
@@ -24,7 +25,7 @@ from penstock.broker.replication_state import ReplicationState, no_replication
 from penstock.config import LiveSettings
 from penstock.errors import NotMaster, Refused
 from penstock.replication.controlled_role import SetState
-from penstock.rpc.answers import Answer, InThread, Reply, ServerWork, Suspend
+from penstock.rpc.answers import Answer, InThread, Reply, ServerWork, Suspend, WhenDone
 from penstock.rpc.command import Command
 from penstock.rpc.router import InPlaceHandler, InPlaceRow, Row
 from penstock.store.store import MessageStore
@@ -74,6 +75,23 @@ MASTER_ONLY: Final = MASTER_CHANGES | {
     RequestCode.GET_TIMER_METRICS,
 }
 """Requests that only a master serves."""
+FORWARDED: Final = frozenset(
+    {
+        RequestCode.SEND_MESSAGE,
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.RECALL_MESSAGE,
+        RequestCode.END_TRANSACTION,
+        RequestCode.ACK_MESSAGE,
+        RequestCode.BATCH_ACK_MESSAGE,
+        RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+    }
+)
+"""Requests of clients that a slave sends on to its master where controllers elect it."""
+FORWARD_REMARK: Final = "penstock-forwarded"
+"""The remark of a forwarded request, which is not forwarded again. A header field would make its
+signature invalid."""
 
 PULLS: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
 REJECTED: Final = "[REJECTREQUEST]system busy, start flow control for a while"
@@ -139,6 +157,10 @@ class ReplicaRole:
         self.learn: Callable[[SetState], None] | None = None
         """Takes what a controller says of the broker set. The server sets it where controllers
         elect the master."""
+        self.forward: Callable[[Command], ServerWork] | None = None
+        """Slave: has a request answered by the master. The server sets it where controllers elect
+        the master: clients learn of an election when they ask for the route the next time, which
+        RocketMQ's do every 30 s. Until then they send to the old master."""
         self.steps_down = False
         """The role is given to another replica: tables are not changed any more."""
         self.epoch = 0
@@ -172,7 +194,7 @@ def slave_rows(
 
 
 class RefusedRequests:
-    """Refuses the requests that only a master serves."""
+    """Refuses the requests that only a master serves, or has the master serve them."""
 
     def __init__(self, role: ReplicaRole) -> None:
         self._role = role
@@ -181,7 +203,11 @@ class RefusedRequests:
         return [Row(code, self.refuse) for code in sorted(MASTER_ONLY)]
 
     def refuse(self, command: Command) -> Answer:
-        raise self._role.refusal()
+        forward = self._role.forward
+        again = command.remark == FORWARD_REMARK
+        if forward is None or again or command.code not in FORWARDED:
+            raise self._role.refusal()
+        return WhenDone(forward(command), lambda reply: reply)
 
 
 class SlavePulls:

@@ -28,7 +28,7 @@ from penstock.replication.assigned_role import (
     save_assigned_role,
 )
 from penstock.server.answer_executor import NameServerCalls
-from penstock.server.listener import is_loopback
+from penstock.server.listener import HeldPorts, is_loopback, release
 from penstock.server.nameserver_registration import NameServerRegistration
 from penstock.server.probe import Probe, serve_probe
 from penstock.server.replication.controlled_broker import ControlledBroker
@@ -83,6 +83,7 @@ class BrokerService:
         self._registration: NameServerRegistration | None = None
         self._broker: Broker | None = None
         self._server: Server | None = None
+        self._held: HeldPorts = {}
         self._replication: Replication | None = None
         self._observer: ReplicationObserver | None = None
         self._controlled: ControlledServices | None = None
@@ -347,11 +348,12 @@ class BrokerService:
             clock=self._clock,
         )
         tls = Tls.of(config.tls)
-        await self._server.start(config.broker.host, config.broker.port, tls)
+        held = self._held
+        await self._server.start(config.broker.host, config.broker.port, tls, held)
         vip_port = config.broker.port - 2 if config.broker.vip_port < 0 else config.broker.vip_port
         if vip_port > 0:
             try:
-                await self._server.listen_also(config.broker.host, vip_port, tls)
+                await self._server.listen_also(config.broker.host, vip_port, tls, held)
             except OSError as error:
                 log.warning("no VIP channel on port %d (vip_port): %s", vip_port, error)
         if not context.access.enabled() and not is_loopback(config.broker.host):
@@ -413,7 +415,7 @@ class BrokerService:
         add_server_metrics(registry, self._server, broker.router.refusals)
         add_registration_metrics(registry, self._registration.states)
         if self.contact is not None:
-            add_contact_metrics(registry, self.contact)
+            add_contact_metrics(registry, self.contact, self.replication.forwarding)
         add_process_metrics(registry)
         self._probe = await serve_probe(config.host, port, registry, self._not_ready)
 
@@ -454,6 +456,8 @@ class BrokerService:
         async with self._starting:
             while not self._stopping:
                 try:
+                    if self._server is not None:
+                        self._held = self._server.take_ports()
                     await self._stop_services(unregister=False)
                     frozen = gc.get_freeze_count() > 0  # by `serve_broker`
                     gc.unfreeze()  # the tables of the broker that was stopped are garbage
@@ -468,7 +472,9 @@ class BrokerService:
                         error,
                         exc_info=None if isinstance(error, PenstockError | OSError) else error,
                     )
+                    release(self._held)
                     await pause(self._clock, RESTART_MS)
+        release(self._held)
 
     async def stop(self) -> None:
         """Unregister, send pending responses, write the tables, close the store."""

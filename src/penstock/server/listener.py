@@ -17,7 +17,7 @@ import logging
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock.clock import Alarm, Clock, LoopClock, pause
 from penstock.errors import TlsError
@@ -43,6 +43,8 @@ TLS_HANDSHAKE = 0x16
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 Factory = Callable[[], asyncio.BaseProtocol]
+HeldPorts = dict[int, list[socket.socket]]
+"""Listening sockets by their port, from which nobody accepts connections for the moment."""
 
 
 class Listener(ABC):
@@ -50,6 +52,11 @@ class Listener(ABC):
 
     def __init__(self, port: int) -> None:
         self.port = port
+
+    @abstractmethod
+    def hold(self) -> list[socket.socket]:
+        """Accept no more connections, but keep the port open: returns the listening sockets. New
+        connections wait until somebody listens on them again. Empty at the second call."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -66,15 +73,21 @@ async def listen(
     clock: Clock | None = None,
     first_byte_ms: int = FIRST_BYTE_MS,
     waiting_max: int = WAITING_MAX,
+    held: Sequence[socket.socket] = (),
 ) -> Listener:
-    """Listen on an address. An empty host means all addresses, port 0 any free port."""
+    """Listen on an address. An empty host means all addresses, port 0 any free port. `held` are
+    the sockets of that address that the last listener has kept open."""
     loop = asyncio.get_running_loop()
+    if tls is None and held:
+        return PlainListener(
+            [await loop.create_server(factory, sock=one, backlog=backlog) for one in held]
+        )
     if tls is None:
         server = await loop.create_server(
             factory, host or None, port, backlog=backlog, reuse_address=True
         )
-        return PlainListener(server)
-    sockets = await _bind(host, port, backlog)
+        return PlainListener([server])
+    sockets = list(held) or await _bind(host, port, backlog)
     return TlsListener(
         factory,
         sockets,
@@ -102,14 +115,26 @@ class _Accepted:
 class PlainListener(Listener):
     """Accepts plain connections only."""
 
-    def __init__(self, server: asyncio.Server) -> None:
-        super().__init__(server.sockets[0].getsockname()[1])
-        self._server = server
-        for listening in server.sockets:
-            _keep_alive(listening.fileno())
+    def __init__(self, servers: list[asyncio.Server]) -> None:
+        super().__init__(servers[0].sockets[0].getsockname()[1])
+        self._servers = servers
+        for descriptor in self._descriptors():
+            _keep_alive(descriptor)
+
+    def _descriptors(self) -> list[int]:
+        return [one.fileno() for server in self._servers for one in server.sockets]
+
+    def hold(self) -> list[socket.socket]:
+        held = [_duplicate(descriptor) for descriptor in self._descriptors()]
+        self._stop_accepting()
+        return held
+
+    def _stop_accepting(self) -> None:
+        for server in self._servers:
+            server.close()
 
     async def close(self) -> None:
-        self._server.close()
+        self._stop_accepting()
 
 
 class TlsListener(Listener):
@@ -141,13 +166,22 @@ class TlsListener(Listener):
         self._watch = asyncio.ensure_future(self._watch_files())
         self._resume()
 
-    async def close(self) -> None:
-        self._watch.cancel()
+    def hold(self) -> list[socket.socket]:
+        held = [_duplicate(listening.fileno()) for listening in self._sockets]
+        self._stop_accepting()
+        return held
+
+    def _stop_accepting(self) -> None:
         if self._pause is not None:
             self._pause.cancel()
         for listening in self._sockets:
             self._loop.remove_reader(listening)
             listening.close()
+        self._sockets = []
+
+    async def close(self) -> None:
+        self._watch.cancel()
+        self._stop_accepting()
         for waiting in list(self._waiting):
             self._stop_waiting(waiting)
         # Plain connections are made in the next loop iteration, and closed by their protocols.
@@ -279,6 +313,14 @@ class TlsListener(Listener):
                 log.exception("can't check the certificate files")
 
 
+def release(held: HeldPorts) -> None:
+    """Close ports that were kept open: connections are refused instead of waiting."""
+    for sockets in held.values():
+        for listening in sockets:
+            listening.close()
+    held.clear()
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server that listens on this host."""
     return host in ("localhost", "::1") or host.startswith("127.")
@@ -316,6 +358,13 @@ async def _bind(host: str, port: int, backlog: int) -> list[socket.socket]:
         text = f"can't listen on {host or '*'}:{port}: {error.strerror}"
         raise OSError(error.errno, text) from None
     return sockets
+
+
+def _duplicate(descriptor: int) -> socket.socket:
+    """The same socket once more; uvloop's own sockets can't be used directly."""
+    copy = socket.socket(fileno=os.dup(descriptor))
+    copy.setblocking(False)
+    return copy
 
 
 def _keep_alive(descriptor: int) -> None:

@@ -16,7 +16,7 @@ from penstock.rpc.answers import EffectQueue, EncodedReply
 from penstock.server.answer_executor import AnswerExecutor, NameServerCalls
 from penstock.server.connection import ClientConnection
 from penstock.server.full_reads import FullReads
-from penstock.server.listener import Listener, listen
+from penstock.server.listener import HeldPorts, Listener, listen, release
 from penstock.server.memory_limit import MemoryLimit
 from penstock.server.pending_response import PendingResponse, ResponseConnection
 from penstock.server.request_loop import RequestLoop, Service
@@ -101,6 +101,7 @@ class Server:
         self._last_client = 0
         self._flush_waits: deque[_FlushWait] = deque()
         self._listeners: list[Listener] = []
+        self._held: HeldPorts = {}
         self._timer: Alarm | None = None
         self._timer_ms = 0
         self._sweep_ms = 0
@@ -109,17 +110,24 @@ class Server:
         self._settings_changed(settings.current)
         settings.listeners.append(self._settings_changed)
 
-    async def start(self, host: str, port: int, tls: Tls | None = None) -> None:
-        """Listen, and serve requests from now on."""
-        await self.listen_also(host, port, tls)
+    async def start(
+        self, host: str, port: int, tls: Tls | None = None, held: HeldPorts | None = None
+    ) -> None:
+        """Listen, and serve requests from now on. `held` are ports of the last server."""
+        await self.listen_also(host, port, tls, held)
         if self._store is not None:
             self._loop.add_reader(self._store.flusher.notify_fd, self.after_work)
         self._sweep_ms = self.monotonic_ms() + SWEEP_MS
         self._tick()
 
-    async def listen_also(self, host: str, port: int, tls: Tls | None = None) -> None:
+    async def listen_also(
+        self, host: str, port: int, tls: Tls | None = None, held: HeldPorts | None = None
+    ) -> None:
         """Serve the same on another port."""
-        self._listeners.append(await listen(lambda: ClientConnection(self), host, port, tls=tls))
+        sockets = [] if held is None else held.pop(port, [])
+        self._listeners.append(
+            await listen(lambda: ClientConnection(self), host, port, tls=tls, held=sockets)
+        )
 
     @property
     def port(self) -> int:
@@ -131,13 +139,11 @@ class Server:
         self._stopping = True
         for listener in self._listeners:
             await listener.close()
+        release(self._held)
         deadline_ms = self._clock.monotonic_ms() + self.config().stop_ms
         while self._is_busy() and self._clock.monotonic_ms() < deadline_ms:
             await pause(self._clock, DRAIN_MS)
-        for connection in list(self.connections.values()):
-            if self._long_polling is not None:
-                self._long_polling.answer(connection.client)
-            connection.close("the server stops")
+        self._close_connections("the server stops")
         while self.connections and self._clock.monotonic_ms() < deadline_ms:
             await pause(self._clock, DRAIN_MS)
         for connection in list(self.connections.values()):
@@ -150,11 +156,32 @@ class Server:
         if self._store is not None:
             self._loop.remove_reader(self._store.flusher.notify_fd)
 
-    def abandon_sends(self) -> None:
-        """Close the connections whose sends wait for an acknowledgement that will not come, because
-        this broker is no longer the master. Their clients send again."""
+    def _close_connections(self, why: str) -> None:
+        for connection in list(self.connections.values()):
+            if self._long_polling is not None:
+                self._long_polling.answer(connection.client)
+            connection.close(why)
+
+    def take_ports(self) -> HeldPorts:
+        """Accept no more connections, but keep the ports open for the next server: clients that
+        connect in between wait for it."""
+        self._hold_ports()
+        held, self._held = self._held, {}
+        return held
+
+    def _hold_ports(self) -> None:
+        for listener in self._listeners:
+            if sockets := listener.hold():
+                self._held[listener.port] = sockets
+
+    def hang_up(self) -> None:
+        """Close all connections, because this broker is no longer the master: what their sends wait
+        for will not come, and a refusal would be final for clients that try again at once. They
+        connect again and wait until this broker can say who is the master."""
+        self._hold_ports()
         while self._flush_waits:
-            self._take_flush_wait().connection.close("another broker is the master")
+            self._take_flush_wait()
+        self._close_connections("another broker is the master")
 
     def _is_busy(self) -> bool:
         executor = self.answer_executor

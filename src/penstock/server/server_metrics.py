@@ -8,6 +8,7 @@ from pathlib import Path
 from penstock.metrics import Registry, Sample
 from penstock.server.nameserver_registration import NameServerState
 from penstock.server.replication.controlled_broker import ControlledBroker
+from penstock.server.replication.forwarding import Forwarding
 from penstock.server.server import Server
 
 _NAMESERVER = ("nameserver",)
@@ -83,8 +84,11 @@ def add_registration_metrics(registry: Registry, states: Sequence[NameServerStat
     )
 
 
-def add_contact_metrics(registry: Registry, contact: ControlledBroker) -> None:
-    """Add the metrics of a broker's contact with its controllers."""
+def add_contact_metrics(
+    registry: Registry, contact: ControlledBroker, forwarding: Forwarding | None
+) -> None:
+    """Add the metrics of a broker's contact with its controllers, and of requests that it forwards
+    to the master that they have elected."""
     registry.gauge(
         "penstock_controller_lease_age_seconds",
         "Time since a controller has last confirmed this replica.",
@@ -110,6 +114,11 @@ def add_contact_metrics(registry: Registry, contact: ControlledBroker) -> None:
         "Heartbeats and other requests to controllers, by their outcome.",
         ("outcome",),
         read=lambda: [(("ok",), contact.calls_ok), (("failed",), contact.calls_failed)],
+    )
+    registry.counter(
+        "penstock_forwarded_requests_total",
+        "Requests that this slave has sent on to the master, for clients with an outdated route.",
+        read=lambda: 0 if forwarding is None else forwarding.count,
     )
 
 

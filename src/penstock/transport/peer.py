@@ -101,10 +101,17 @@ class Peer:
         *,
         timeout_ms: int,
         encoding: int = JSON,
+        remark: str | None = None,
     ) -> Response:
         """The server's response. Raises PeerUnreachable, PeerTimeout or PeerLost."""
         return await self.read(
-            code, ext, body, reader=_response, timeout_ms=timeout_ms, encoding=encoding
+            code,
+            ext,
+            body,
+            reader=_response,
+            timeout_ms=timeout_ms,
+            encoding=encoding,
+            remark=remark,
         )
 
     async def read(
@@ -116,6 +123,7 @@ class Peer:
         reader: Callable[[Request], T],
         timeout_ms: int,
         encoding: int = JSON,
+        remark: str | None = None,
     ) -> T:
         """What `reader` makes of the server's response, whose bytes are valid only during its call.
 
@@ -128,7 +136,10 @@ class Peer:
         call.sent_ms = self._clock.monotonic_ms()
         opaque = connection.expect(call)
         try:
-            connection.write(self.encode(code, ext, body, opaque=opaque, flag=0, encoding=encoding))
+            frame = self.encode(
+                code, ext, body, opaque=opaque, flag=0, encoding=encoding, remark=remark
+            )
+            connection.write(frame)
             return await result
         finally:
             connection.forget(opaque)
@@ -315,6 +326,7 @@ class Peer:
         opaque: int,
         flag: int,
         encoding: int = JSON,
+        remark: str | None = None,
     ) -> bytes:
         """The frame of a request, signed if this peer signs."""
         if self._sign is not None:
@@ -326,6 +338,7 @@ class Peer:
             opaque=opaque,
             flag=flag,
             encoding=encoding,
+            remark=remark,
             frame_bytes_max=self._frame_bytes_max,
         )
 

@@ -1,4 +1,4 @@
-"""`penstock demo`: a broker that loses nothing when it is killed, then Spark pipelines."""
+"""`penstock demo`: brokers that lose nothing when they are killed, then Spark pipelines."""
 
 import importlib.util
 import signal
@@ -9,6 +9,7 @@ from types import FrameType
 
 import click
 
+from penstock.cli.demo.failover_demo import failover
 from penstock.cli.demo.kill_demo import broker
 from penstock.cli.demo.pipeline_demo import pipeline
 
@@ -16,17 +17,18 @@ from penstock.cli.demo.pipeline_demo import pipeline
 @click.group(invoke_without_command=True)
 @click.pass_context
 def demo(context: click.Context) -> int:
-    """Show what Penstock does. Without a command, run both demos."""
+    """Show what Penstock does. Without a command, run all demos."""
     context.with_resource(_sigterm_ends())
     if context.invoked_subcommand is not None:
         return 0
-    code = int(context.invoke(broker))
-    if code:
-        return code
+    for part in (broker, failover):
+        code = int(context.invoke(part))
+        if code:
+            return code
+        print()
     if importlib.util.find_spec("pyspark") is None:
         print("the pipeline demo needs Spark; install penstock[spark] to run it")
         return 0
-    print()
     return int(context.invoke(pipeline))
 
 
@@ -45,4 +47,5 @@ def _sigterm_ends() -> Iterator[None]:
 
 
 demo.add_command(broker)
+demo.add_command(failover)
 demo.add_command(pipeline)

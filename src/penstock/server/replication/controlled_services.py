@@ -120,7 +120,7 @@ class ControlledServices:
         running.broker.role.steps_down = True
         if master is not None:
             master.acknowledging = False
-        running.server.abandon_sends()
+        running.server.hang_up()
 
     async def flush(self) -> None:
         """Have the log on the disk, before this replica takes over."""

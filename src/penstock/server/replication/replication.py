@@ -20,6 +20,7 @@ from penstock.replication.epochs import EpochHistory
 from penstock.replication.replicas import Replicas
 from penstock.server.listener import is_loopback
 from penstock.server.metadata_sync import MetadataSync
+from penstock.server.replication.forwarding import Forwarding
 from penstock.server.replication.master_service import ReplicationMaster, replica_rules
 from penstock.server.replication.replica_calls import ReplicaCalls
 from penstock.server.replication.slave_service import ReplicationSlave
@@ -95,6 +96,7 @@ class Replication:
         self.master: ReplicationMaster | None = None
         self.slave: ReplicationSlave | None = None
         self.metadata: MetadataSync | None = None
+        self.forwarding: Forwarding | None = None
         self.calls = ReplicaCalls(settings)
         self._finding: asyncio.Task[None] | None = None
         if settings.current.replication.role != "slave":
@@ -266,6 +268,9 @@ class Replication:
             after_work()
 
         broker.role.hides_log &= not slave_log.opened_confirmed
+        if self._controlled is not None:
+            self.forwarding = Forwarding(broker.role, self._clock, ssl)
+            broker.role.forward = self.forwarding.forward
         self.slave = ReplicationSlave(
             self._settings,
             slave_log,
@@ -385,6 +390,8 @@ class Replication:
     async def close(self) -> None:
         """End all connections of the HA port."""
         self._stop_finding()
+        if self.forwarding is not None:
+            await self.forwarding.close()
         if self.master is not None:
             await self.master.close()
         if self.slave is not None:
