@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.broker.replica_state import ReplicaState
 from penstock.client import AsyncAdmin
 from penstock.config import BrokerConfig, NameServerConfig, Settings
 from penstock.config.replication_settings import ReplicationConfig
@@ -337,6 +338,28 @@ def test_a_role_is_not_given_twice(tmp_path: Path, run: Run) -> None:  # noqa: F
                 await admin.promote(plan)
             with pytest.raises(Refused, match="is the master already"):
                 await admin.plan_promotion("broker-a", 0)
+
+    run(body())
+
+
+def test_a_new_master_that_is_killed_at_once_continues_its_epoch(
+    tmp_path: Path,
+    run: Run,  # noqa: F811
+) -> None:
+    """A slave of its own accord would begin an epoch far ahead, and could not be replaced."""
+    replicas = Replicas(tmp_path)
+
+    async def body() -> None:
+        async with replicas.running(2) as admin:
+            plan = await admin.plan_promotion("broker-a", 1)
+            assert await admin.promote(plan) == ()
+            await replicas.serves(1, slave=False)
+            epoch = replicas.services[1].replication.epoch
+            await replicas.stop(1)
+            # As if it had been killed before it noted that it is the master.
+            (tmp_path / "1" / ReplicaState.FILE).write_text('{"slave": true}')
+            await replicas.start(1)
+            assert replicas.services[1].replication.epoch == epoch
 
     run(body())
 

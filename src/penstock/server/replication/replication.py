@@ -121,12 +121,17 @@ class Replication:
         elif not self._heard:
             # What was stored before there were epochs belongs to the first one.
             self._append_epoch(FIRST_EPOCH, self._store.log.begin())
-        elif self._was_slave():
+        elif self._was_slave() and not self._continues_promotion():
             # Nobody counts the masters: an old one that is still running, or another slave, may
             # begin an epoch here as well. Equal numbers would hide that their logs differ.
             self._append_epoch(self._heard + random.randint(2, UNSUPERVISED_MAX), log_end)
         elif not self._store.report.pages_kept:
             self._append_epoch(self._heard + 1, log_end)
+
+    def _continues_promotion(self) -> bool:
+        """Whether this broker has begun the epoch of its promotion before; it may have been killed
+        before it noted that it is no longer a slave."""
+        return bool(self._assigned.role) and self._assigned.epoch == self._newest
 
     def _append_epoch(self, number: int, begin: int) -> None:
         self.history.append(number, begin)
