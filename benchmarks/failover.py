@@ -2,17 +2,22 @@
 
 * `kill`: kill -9 of the master. The gap is the time between the last acknowledged send before and
   the first one after it.
-* `switch`: SIGTERM of the master, as for maintenance. The gap is the longest time between two
+* `stop`: SIGTERM of the master, as for maintenance. The gap is the longest time between two
   acknowledged sends meanwhile.
+* `promote`: the controllers elect another master while this one runs.
+
+A master that was killed or stopped is started again half a second later, as `penstock up` and
+systemd do it.
 
 Brokers and controllers of both kinds have the same timeouts, which are Penstock's defaults. Three
 clients send one message after another at the same time: Penstock's client, and a stock Java
 producer that asks the NameServer for the route every 500 ms or, its default, every 30 s. After a
 failure the Java producer does not ask before that.
 
-`FAILOVER_KILLS` is the number of kills of each cluster, `FAILOVER_SWITCHES` that of switches. The
-producer with 30 s takes part in the first few. Needs Java and Maven, and Go for etcd.
-`python -m benchmarks.failover [CLUSTER …]` measures some clusters.
+`FAILOVER_KILLS` is the number of kills of each cluster, `FAILOVER_SWITCHES` that of stops and of
+promotions. The producer with 30 s takes part in the first `FAILOVER_SLOW` of each.
+Needs Java and Maven, and Go for etcd. `python -m benchmarks.failover [CLUSTER …]` measures some
+clusters.
 """
 
 import itertools
@@ -39,11 +44,12 @@ from penstock.errors import PenstockError
 
 KILLS = int(os.environ.get("FAILOVER_KILLS", "10"))
 SWITCHES = int(os.environ.get("FAILOVER_SWITCHES", "5"))
-SLOW_ROUNDS = 3
+SLOW_ROUNDS = int(os.environ.get("FAILOVER_SLOW", "3"))
 """Rounds with the Java producer that asks for the route every 30 s."""
 TOPIC = "failover"
 MESSAGE = {"topic": TOPIC, "body": "x"}
 PAUSE_S = 0.005
+RESTART_S = 0.5
 STEADY_S = 1.0
 """How long all clients send without a failure before and after."""
 GAP_S_MAX = 120.0
@@ -126,7 +132,7 @@ def java_sender(stack: ExitStack, directory: Path, nameserver: str, poll_ms: int
 def measure(cluster: FailoverCluster, root: Path, gaps: Gaps) -> None:
     """Kill and switch masters."""
     rounds = [("kill", number) for number in range(KILLS)]
-    rounds += [("switch", number) for number in range(SWITCHES)]
+    rounds += [(what, number) for what in ("stop", "promote") for number in range(SWITCHES)]
     with ExitStack() as stack:
         nameserver = cluster.nameserver
         senders = {
@@ -150,7 +156,9 @@ def _measure_one(
         sender.await_steady()
     failures = {client: sender.failures for client, sender in senders.items()}
     at = time.monotonic()
-    master = cluster.lose_master(kill=what == "kill")
+    master = cluster.replace_master(what)
+    restart = threading.Timer(RESTART_S, lambda: master and cluster.start(master))
+    restart.start()
     for sender in senders.values():
         sender.await_steady()
     found = {}
@@ -158,7 +166,7 @@ def _measure_one(
         found[client] = sender.gap_since(at)
         gaps[cluster.kind, what, client].append(found[client])
     failed = {client: sender.failures - failures[client] for client, sender in senders.items()}
-    cluster.start(master)
+    restart.join()
     print(
         f"{cluster.kind}, {what}: "
         + ", ".join(f"{one} {s * 1000:,.0f} ms ({failed[one]} failed)" for one, s in found.items())
@@ -191,8 +199,8 @@ def show(gaps: Gaps) -> None:
     for (kind, what, client), several in gaps.items():
         found = figures(several)
         times = (f"{seconds * 1000:,.0f}" for seconds in found[1:])
-        lost = "is killed" if what == "kill" else "gets SIGTERM"
-        table.add_row(kind, lost, client, str(found.count), *times)
+        happens = {"kill": "is killed", "stop": "gets SIGTERM", "promote": "is replaced"}[what]
+        table.add_row(kind, happens, client, str(found.count), *times)
     Console(width=120).print(table)
 
 

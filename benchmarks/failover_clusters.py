@@ -77,14 +77,32 @@ class FailoverCluster:
                 raise TimeoutError(f"not in sync: {state}")
             time.sleep(0.1)
 
-    def lose_master(self, *, kill: bool) -> AnyBroker:
-        """kill -9 or SIGTERM of the master; returns it."""
-        master = self._brokers[self._state()["masterAddress"]]
-        if kill:
+    def replace_master(self, what: str) -> AnyBroker | None:
+        """kill -9 or SIGTERM (`stop`) of the master, which is returned; or `promote` a slave."""
+        state = self._state()
+        master = self._brokers[state["masterAddress"]]
+        if what == "kill":
             master.kill()
-        else:
+        elif what == "stop":
             master.stop()
+        else:
+            self._promote(state)
+            return None
         return master
+
+    def _promote(self, state: dict[str, Any]) -> None:
+        slave = next(
+            one for one in state["inSyncReplicas"] if one["brokerAddress"] != state["masterAddress"]
+        )
+        fields = {
+            "clusterName": "DefaultCluster", "brokerName": NAME, "brokerId": str(slave["brokerId"]),
+            "designateElect": "true",
+        }  # fmt: skip
+        for controller in self._controllers:
+            answer = call(controller.address, RequestCode.CONTROLLER_ELECT_MASTER, fields)
+            if answer is not None and answer.code == 0:
+                return
+        raise RuntimeError(f"not elected: {answer}")
 
     def start(self, broker: AnyBroker) -> None:
         broker.start()

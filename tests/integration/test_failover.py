@@ -289,15 +289,21 @@ def forwarded(service: BrokerService) -> int:
 
 
 def test_a_master_that_stops_hands_over(tmp_path: Path, run: Run) -> None:  # noqa: F811
+    """It forwards the requests of clients until they know the new master."""
     brokers = ControlledSet(tmp_path, heartbeat_timeout_ms=60_000)
 
     async def body() -> None:
         async with brokers.running(3):
             await brokers.await_in_sync(3)
             first = await brokers.await_master()
-            await brokers.services.pop(first).stop()
+            service = brokers.services.pop(first)
+            stopping = asyncio.ensure_future(service.stop())
             second = await brokers.await_master(besides=first)
-            assert await brokers.send_to(second, 0) == ResponseCode.SUCCESS
+            for number in range(5):
+                assert await brokers.send_to(first, number) == ResponseCode.SUCCESS
+            assert forwarded(service) >= 5
+            await stopping
+            assert await brokers.send_to(second, 5) == ResponseCode.SUCCESS
 
     run(body())
 

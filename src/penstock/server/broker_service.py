@@ -59,6 +59,10 @@ WILDCARDS = ("0.0.0.0", "::", "")
 SELF_CHECK_MS = 3_000
 RESTART_MS = 5_000
 ROLE_POLL_MS = 20
+FORWARD_QUIET_MS = 500
+FORWARD_MS_MAX = 35_000
+"""How long a master that stops forwards requests to the next one: until none has come for
+`FORWARD_QUIET_MS`. RocketMQ's clients ask for the route every 30 s."""
 
 
 class BrokerService:
@@ -93,6 +97,7 @@ class BrokerService:
         self._starting = asyncio.Lock()
         self._waiting: asyncio.Future[None] | None = None
         self._stopping = False
+        self._handing_over = False
 
     async def start(self) -> None:
         """Open the store, listen, check the announced address, register."""
@@ -176,7 +181,8 @@ class BrokerService:
                 self.contact.replica_id,
                 self._controlled.lead_state,
                 partial(self.contact.ask_for_set, self._controlled.lead_state.epoch),
-                self._controlled.confirm_offset,
+                stopping=self._handing_over,
+                confirmed=self._controlled.confirm_offset,
             )
         # A role that the last start in this process did not have was given by a promotion.
         promoted = self._restarting is not None and assigned != self._assigned
@@ -454,7 +460,7 @@ class BrokerService:
 
     async def _restart(self) -> None:
         async with self._starting:
-            while not self._stopping:
+            while not self._stopping or self._handing_over:
                 try:
                     if self._server is not None:
                         self._held = self._server.take_ports()
@@ -480,12 +486,36 @@ class BrokerService:
         """Unregister, send pending responses, write the tables, close the store."""
         self._stopping = True
         if self.contact is not None:
-            await self.contact.hand_over()
+            await self._hand_over(self.contact)
         if self._restarting is not None:
             await self._restarting  # it logs its errors and raises none
         if self.contact is not None:
             await self.contact.close()
         await self._stop_services()
+
+    async def _hand_over(self, contact: ControlledBroker) -> None:
+        """A master has another replica elected. Then it is a slave for a while, and forwards the
+        requests of clients that do not know the new master yet."""
+        self._handing_over = True
+        try:
+            if await contact.hand_over() and self._restarting is not None:
+                async with asyncio.timeout(FORWARD_MS_MAX / 1000):
+                    await asyncio.shield(self._restarting)
+                    await self._forward_last()
+        except TimeoutError:
+            log.warning("clients still send to this broker, which is not the master any more")
+        finally:
+            self._handing_over = False
+
+    async def _forward_last(self) -> None:
+        """Wait until clients have no more requests for the master."""
+        count = -1
+        while self._replication is not None:
+            forwarding = self._replication.forwarding
+            if forwarding is None or forwarding.count == count:
+                return
+            count = forwarding.count
+            await pause(self._clock, FORWARD_QUIET_MS)
 
     async def _stop_services(self, *, unregister: bool = True) -> None:
         """Stop what is running; a second call does nothing."""

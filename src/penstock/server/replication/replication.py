@@ -57,6 +57,9 @@ class ControlledReplica(NamedTuple):
     lead: Lead
     """Master: its epoch and the in-sync set at the time of the election."""
     ask_for_set: Callable[[Iterable[str], int], None]
+    stopping: bool = False
+    """Slave: it only forwards requests before its process ends. It does not join the in-sync set,
+    so that no send waits for it afterwards."""
     confirmed: int = 0
     """Slave: what is known to be confirmed. The end of the log may belong to no other replica, and
     may be replaced: readers must not see it before a master has confirmed it."""
@@ -344,7 +347,8 @@ class Replication:
         assert self.slave is not None
         assert self.metadata is not None
         self.metadata.set_master(address)
-        self.slave.set_master(ha_address)
+        if self._controlled is None or not self._controlled.stopping:
+            self.slave.set_master(ha_address)
 
     async def compare(self, address: str, *, starting: bool) -> int:
         """Compare this master with another broker that is registered as the master of its name.
