@@ -28,6 +28,7 @@ PROGRESS_S = 60.0
 OWN_STEP = ("unit", "client", "compat", "spark")
 """Test folders that have a step of their own."""
 PARALLEL = ("-n", "2", "--dist", "worksteal")
+SLOWEST = ("--durations=12", "--durations-min=3")
 LANES = 3
 """For two cores: steps with Java clients and Spark spend a third of their time waiting."""
 SERVERS = (
@@ -105,7 +106,7 @@ class Lane:
         environment = {**os.environ, **step.environment, "PENSTOCK_DEPTH": self.depth}
         # Without stored bytecode each process compiles Penstock and the tests again, for seconds.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        command = [sys.executable, "-m", "pytest", "-q", *arguments]
+        command = [sys.executable, "-m", "pytest", "-q", *arguments, *SLOWEST]
         with tempfile.TemporaryFile() as output:
             self.output = output
             process = subprocess.Popen(
@@ -146,15 +147,15 @@ def steps(depth: str) -> list[Step]:
             foreign=True,
         ),
         Step("Spark, local and on a cluster", ["tests/spark"], as_built, foreign=True),
-        Step("replication and stores with Apache servers", servers, as_built, foreign=True),
-        Step("histories of failovers", [HISTORIES], as_built, foreign=True),
-        Step("Python client on Penstock and Apache servers", ["tests/client"], as_built, True),
         Step("documentation, integration, faults, simulation", others, as_built, foreign=True),
+        Step("replication and stores with Apache servers", servers, as_built, foreign=True),
+        Step("Python client on Penstock and Apache servers", ["tests/client"], as_built, True),
     ]
     if compiled:
         pure = {"PENSTOCK_PURE": "1", "PENSTOCK_EXPECT": "pure"}
         found.append(Step("unit tests, uncompiled", ["tests/unit"], pure))
-    return [*found, Step(f"unit tests, {core}", ["tests/unit"], as_built)]
+    found.append(Step(f"unit tests, {core}", ["tests/unit"], as_built))
+    return [*found, Step("histories of failovers", [HISTORIES], as_built, foreign=True)]
 
 
 def main() -> int:

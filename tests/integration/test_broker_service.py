@@ -380,7 +380,7 @@ def test_a_new_broker_takes_little_of_the_disk_and_reports_it(
             for number in range(10):
                 assert (await send(peer, number)).code == 0
 
-    with caplog.at_level(logging.INFO, "penstock.server.broker_service"):
+    with caplog.at_level(logging.INFO, "penstock.server.opened_store"):
         run(body())
     assert "the log holds 0.0 MiB; log and index take 8.0 MiB of the disk" in caplog.text
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
-import socket
-import stat
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from penstock.broker.broker import Broker
 from penstock.broker.broker_metrics import broker_metrics
@@ -21,15 +16,17 @@ from penstock.broker.replica_role import ReplicaRole
 from penstock.clock import Clock, LoopClock, pause
 from penstock.config import LiveSettings, Settings
 from penstock.config.settings import ha_port
-from penstock.errors import BadSetting, BrokerNameTaken, PenstockError
+from penstock.errors import BrokerNameTaken, PenstockError
 from penstock.replication.assigned_role import (
     AssignedRole,
     load_assigned_role,
     save_assigned_role,
 )
+from penstock.server.announced_address import announced_host, check_address, resolve
 from penstock.server.answer_executor import NameServerCalls
 from penstock.server.listener import HeldPorts, is_loopback, release
 from penstock.server.nameserver_registration import NameServerRegistration
+from penstock.server.opened_store import open_store
 from penstock.server.probe import Probe, serve_probe
 from penstock.server.replication.controlled_broker import ControlledBroker
 from penstock.server.replication.controlled_services import ControlledServices, RunningServices
@@ -48,15 +45,12 @@ from penstock.server.server_metrics import (
 )
 from penstock.store.disk import Disk
 from penstock.store.store import MessageStore
-from penstock.transport.peer import Peer, Sign
+from penstock.transport.peer import Sign
 from penstock.transport.tls import Tls, outgoing_context
-from penstock.wire.codes import RequestCode
 from penstock.wire.signing import strict_signer
 
 log = logging.getLogger(__name__)
 
-WILDCARDS = ("0.0.0.0", "::", "")
-SELF_CHECK_MS = 3_000
 RESTART_MS = 5_000
 ROLE_POLL_MS = 20
 FORWARD_QUIET_MS = 500
@@ -146,7 +140,7 @@ class BrokerService:
             services,
             disk,
             root,
-            f"{_announced(config)}:{config.broker.port}",
+            f"{announced_host(config)}:{config.broker.port}",
             self._clock,
         )
         services.joined(await self.contact.join())
@@ -188,9 +182,11 @@ class BrokerService:
         promoted = self._restarting is not None and assigned != self._assigned
         self._assigned = assigned
         config = self.settings.current
-        address = f"{_announced(config)}:{config.broker.port}"
-        host = await loop.run_in_executor(None, _resolve, address)
-        store = await loop.run_in_executor(None, self._open_store)
+        address = f"{announced_host(config)}:{config.broker.port}"
+        host = await loop.run_in_executor(None, resolve, address)
+        store = await loop.run_in_executor(
+            None, open_store, config, self._disk, self._clock.now_ms()
+        )
         try:
             # First, because an epoch begins before anything else changes.
             make_replication = partial(
@@ -216,7 +212,8 @@ class BrokerService:
             await replication.start(broker, self.server.after_work, _signer(broker, self._clock))
             self._observer = ReplicationObserver(self.settings, replication, self._clock)
             self._describe_role(broker, address)
-            await self._check_address(address, broker)
+            sign = _signer(broker, self._clock)
+            await check_address(address, config.tls, sign, self._clock)
             await self._register(self._registration)
             await self._start_probe(broker)
         except BaseException:
@@ -307,22 +304,6 @@ class BrokerService:
             return Broker(self.settings, store, address, host, now_ms, role=role)
         return self._make_broker(self.settings, store, address, host, now_ms)
 
-    def _open_store(self) -> MessageStore:
-        config = self.settings.current
-        root = Path(config.broker.data)
-        store = MessageStore(root, config.store, disk=self._disk, now_ms=self._clock.now_ms())
-        mode = stat.S_IMODE(root.stat().st_mode)
-        if mode & stat.S_IRWXO:
-            log.warning(
-                "other users of this machine may read the data directory %s: its mode is %o; "
-                "set it to %o",
-                root,
-                mode,
-                store.disk.directory_mode,
-            )
-        _log_disk_use(store, root)
-        return store
-
     async def _listen(
         self, broker: Broker, address: str, registration: NameServerRegistration
     ) -> None:
@@ -368,26 +349,6 @@ class BrokerService:
                 "(access.authentication, access.authorization)",
                 address,
             )
-
-    async def _check_address(self, address: str, broker: Broker) -> None:
-        """Warn if the announced address does not lead to this broker."""
-        tls = self.settings.current.tls
-        context = None
-        if tls.mode == "enforcing":  # any certificate will do: it is our own
-            context = outgoing_context(msgspec.structs.replace(tls, outgoing=True, outgoing_ca=""))
-        sign = _signer(broker, self._clock)
-        peer = Peer(address, ssl=context, sign=sign, clock=self._clock)
-        try:
-            await peer.call(RequestCode.GET_MAX_OFFSET, {}, timeout_ms=SELF_CHECK_MS)
-        except PenstockError as error:
-            log.warning(
-                "the announced address %s does not reach this broker (%s): set announce "
-                "(--announce) to an address that does",
-                address,
-                error,
-            )
-        finally:
-            await peer.close()
 
     def _make_registration(self, broker: Broker, address: str) -> NameServerRegistration:
         topics, clock = broker.context.topics, self._clock
@@ -543,48 +504,3 @@ def _signer(broker: Broker, clock: Clock) -> Sign | None:
     """Strict signatures: Apache's NameServers check none."""
     credentials = broker.context.access.internal()
     return None if credentials is None else strict_signer(*credentials, clock.now_ms)
-
-
-def _resolve(address: str) -> str:
-    """The announced address with a numeric host, as stored in messages."""
-    host, _, port = address.rpartition(":")
-    bare = host.strip("[]")
-    try:
-        found = socket.getaddrinfo(bare, int(port), type=socket.SOCK_STREAM)[0][4]
-    except OSError as error:
-        raise BadSetting(
-            f"broker.announce {host} can't be resolved: {error.strerror or error}",
-            hint="set it to an address or a name of this machine that clients can reach",
-        ) from None
-    number = str(found[0])
-    return f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
-
-
-def _announced(settings: Settings) -> str:
-    """The host in the address that clients get."""
-    config = settings.broker
-    if config.announce:
-        return config.announce
-    if config.host not in WILDCARDS:
-        return config.host
-    # The address that this machine uses towards others; nothing is sent.
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))
-        return str(probe.getsockname()[0])
-    return "127.0.0.1"
-
-
-def _log_disk_use(store: MessageStore, root: Path) -> None:
-    space = store.disk.space(root)
-    log.info(
-        "%s: the log holds %s; log and index take %s of the disk, which has %s left (%d %% used)",
-        root,
-        _mebibytes(store.log.end - store.log.begin()),
-        _mebibytes(store.disk_bytes()),
-        _mebibytes(space.free),
-        space.percent,
-    )
-
-
-def _mebibytes(count: int) -> str:
-    return f"{count / (1 << 20):,.1f} MiB"
