@@ -138,7 +138,7 @@ class Broker:
             slave_rows(self.role, self.settings, self.context.store, family.rows())
             for family in families
         )
-        return Router([*rows, RefusedRequests(self.role).rows()])
+        return Router([*rows, RefusedRequests(self.role, self.effects).rows()])
 
     def _families(self) -> tuple[HandlerFamily, ...]:
         """The handlers of masters and slaves: with those of `MasterServices`, their rows are the

@@ -25,7 +25,16 @@ from penstock.broker.replication_state import ReplicationState, no_replication
 from penstock.config import LiveSettings
 from penstock.errors import NotMaster, Refused
 from penstock.replication.controlled_role import SetState
-from penstock.rpc.answers import Answer, InThread, Reply, ServerWork, Suspend, WhenDone
+from penstock.rpc.answers import (
+    Answer,
+    CloseConnection,
+    EffectQueue,
+    InThread,
+    Reply,
+    ServerWork,
+    Suspend,
+    WhenDone,
+)
 from penstock.rpc.command import Command
 from penstock.rpc.router import InPlaceHandler, InPlaceRow, Row
 from penstock.store.store import MessageStore
@@ -158,9 +167,10 @@ class ReplicaRole:
         """Takes what a controller says of the broker set. The server sets it where controllers
         elect the master."""
         self.forward: Callable[[Command], ServerWork] | None = None
-        """Slave: has a request answered by the master. The server sets it where controllers elect
-        the master: clients learn of an election when they ask for the route the next time, which
-        RocketMQ's do every 30 s. Until then they send to the old master."""
+        """Slave: has a request answered by the master; the result is a Reply, or None if the
+        response of the master is lost. The server sets it where controllers elect the master:
+        clients learn of an election when they ask for the route the next time, which RocketMQ's do
+        every 30 s. Until then they send to the old master."""
         self.steps_down = False
         """The role is given to another replica: tables are not changed any more."""
         self.epoch = 0
@@ -196,8 +206,9 @@ def slave_rows(
 class RefusedRequests:
     """Refuses the requests that only a master serves, or has the master serve them."""
 
-    def __init__(self, role: ReplicaRole) -> None:
+    def __init__(self, role: ReplicaRole, effects: EffectQueue) -> None:
         self._role = role
+        self._effects = effects
 
     def rows(self) -> list[Row]:
         return [Row(code, self.refuse) for code in sorted(MASTER_ONLY)]
@@ -207,7 +218,15 @@ class RefusedRequests:
         again = command.remark == FORWARD_REMARK
         if forward is None or again or command.code not in FORWARDED:
             raise self._role.refusal()
-        return WhenDone(forward(command), lambda reply: reply)
+        return WhenDone(forward(command), lambda reply: self._pass_on(command, reply))
+
+    def _pass_on(self, command: Command, reply: Reply | None) -> Answer:
+        """The response of the master. If it is lost, the message may be stored or not: no response
+        says that, but clients take the end of the connection for it."""
+        if reply is None:
+            why = "the response of the master to a forwarded request is lost"
+            self._effects.put(CloseConnection(command.client, why))
+        return reply
 
 
 class SlavePulls:

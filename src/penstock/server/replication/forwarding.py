@@ -41,12 +41,13 @@ class Forwarding:
         self._ssl = ssl
         self._peer: Peer | None = None
         self._waiting_bytes = 0
-        self._tasks: set[asyncio.Task[Reply]] = set()
+        self._tasks: set[asyncio.Task[Reply | None]] = set()
         self.count = 0
         """Requests that were sent on."""
 
-    def forward(self, command: Command) -> asyncio.Task[Reply]:
-        """Begin to have a request answered; raises NotMaster if too many wait."""
+    def forward(self, command: Command) -> asyncio.Task[Reply | None]:
+        """Begin to have a request answered; raises NotMaster if too many wait. The result is None
+        if the request was sent to the master, and its response is lost."""
         if self._waiting_bytes + len(command.body) > BYTES_MAX:
             raise self._role.refusal("this broker is a slave, and too many requests wait for it")
         task = asyncio.ensure_future(self._answer(command))
@@ -62,16 +63,16 @@ class Forwarding:
         if self._peer is not None:
             await self._peer.close()
 
-    async def _answer(self, command: Command) -> Reply:
+    async def _answer(self, command: Command) -> Reply | None:
         self._waiting_bytes += len(command.body)
         try:
             return await self._ask_master(command)
         except asyncio.CancelledError:
-            raise self._role.refusal("this broker was a slave, and its role changes") from None
+            return None  # the role changes; the request may have been sent
         finally:
             self._waiting_bytes -= len(command.body)
 
-    async def _ask_master(self, command: Command) -> Reply:
+    async def _ask_master(self, command: Command) -> Reply | None:
         deadline_ms = self._clock.monotonic_ms() + FORWARD_MS
         while (left_ms := deadline_ms - self._clock.monotonic_ms()) > 0:
             address = self._role.master_address
@@ -81,7 +82,8 @@ class Forwarding:
                 except PeerUnreachable:
                     pass  # it was not sent: the master may be starting, or another one elected
                 except PeerError as error:
-                    raise self._role.refusal(f"the master did not answer: {error}") from error
+                    log.info("the response to a forwarded request is lost: %s", error)
+                    return None
             await pause(self._clock, RETRY_MS)
         raise self._role.refusal(f"no master was elected within {FORWARD_MS} ms")
 
