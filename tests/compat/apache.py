@@ -87,10 +87,7 @@ class Server:
 
     def begin(self) -> None:
         """Start the process, without waiting for it."""
-        # Again on every start: the broker may rewrite it.
-        lines = [f"{key}={java_text(value)}\n" for key, value in self._conf.items()]
-        self._conf_file.write_text("".join(lines))
-        command, environment = self._command()
+        command, environment = self.prepare()  # again on every start: the broker may rewrite it
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
@@ -124,8 +121,13 @@ class Server:
             process.kill()
             process.wait()
 
+    def prepare(self) -> tuple[list[str], dict[str, str]]:
+        """Write the configuration file; the command line and its environment."""
+        lines = [f"{key}={java_text(value)}\n" for key, value in self._conf.items()]
+        self._conf_file.write_text("".join(lines))
+        return self._command()
+
     def _command(self) -> tuple[list[str], dict[str, str]]:
-        """The command line and its environment."""
         flags = (
             *self.jvm,
             f"-Duser.home={self._directory}",

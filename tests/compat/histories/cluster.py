@@ -15,6 +15,7 @@ from penstock.transport.peer import Peer, Response
 from penstock.wire.codes import RequestCode, ResponseCode
 from tests.compat.etcd_cluster import ETCD_DIR
 from tests.compat.go_program import program
+from tests.compat.histories import apache_servers
 from tests.compat.histories.faketime import FakeClock, library
 from tests.compat.histories.machines_network import MachinesNetwork
 from tests.compat.histories.server_process import ServerProcess
@@ -59,6 +60,10 @@ class Plan(NamedTuple):
     few seconds."""
     queues: int = 3
     """Of each topic."""
+    apache_brokers: str = ""
+    """The version of Apache's brokers, if they are Apache's; `settings` are theirs then."""
+    apache_controller: str = ""
+    """The version of Apache's controller, if it is Apache's."""
 
 
 class SetState(NamedTuple):
@@ -90,19 +95,47 @@ class Cluster:
         nameserver = ("nameserver", "--host", "0.0.0.0", "--port", str(NAMESERVER_PORT))
         self._add(NAMESERVER, NAMESERVER_PORT, penstock_command(*nameserver))
         for name in self.controllers:
-            file = self._write(name, self._controller_settings(name))
-            self._add(name, CONTROLLER_PORT, penstock_command("controller", "-c", str(file)))
+            self._add_controller(name)
         for name in BROKERS:
-            file = self._write(name, self._broker_settings(name))
-            environment = {}
-            if library() is not None:
-                self.clocks[name] = FakeClock(root / f"{name}.clock")
-                environment = self.clocks[name].environment()
             self._create_topics(name)
-            command = penstock_command("broker", "-c", str(file))
-            self._add(name, BROKER_PORT, command, environment)
+            self._add_broker(name)
 
     # --- servers
+
+    def _add_controller(self, name: str) -> None:
+        if self.plan.apache_controller:
+            words, environment = apache_servers.controller(
+                self.root / f"apache-{name}",
+                host=self.network.address(name),
+                port=CONTROLLER_PORT,
+                version=self.plan.apache_controller,
+            )
+            self._add(name, CONTROLLER_PORT, words, environment)
+            return
+        file = self._write(name, self._controller_settings(name))
+        self._add(name, CONTROLLER_PORT, penstock_command("controller", "-c", str(file)))
+
+    def _add_broker(self, name: str) -> None:
+        if self.plan.apache_brokers:
+            words, environment = apache_servers.broker(
+                self.root / f"apache-{name}",
+                self.disk(name),
+                name=BROKER_SET,
+                host=self.network.address(name),
+                port=BROKER_PORT,
+                nameserver=self.nameserver,
+                controllers=self.addresses(self.controllers, CONTROLLER_PORT, ";"),
+                settings=self.plan.settings,
+                version=self.plan.apache_brokers,
+            )
+            self._add(name, BROKER_PORT, words, environment)
+            return
+        file = self._write(name, self._broker_settings(name))
+        clock: dict[str, str] = {}
+        if library() is not None:
+            self.clocks[name] = FakeClock(self.root / f"{name}.clock")
+            clock = self.clocks[name].environment()
+        self._add(name, BROKER_PORT, penstock_command("broker", "-c", str(file)), clock)
 
     def _add(
         self,

@@ -353,8 +353,17 @@ WITH_ETCD: tuple[BeginFault, ...] = (
 )  # fmt: skip
 
 
+WITH_APACHE: tuple[BeginFault, ...] = (
+    kill_master, isolate_master, freeze_master, isolate_master_with_clients, kill_slave, one_way,
+    isolate_master_from_slaves, elect_slave, isolate_slave, freeze_slave,
+)  # fmt: skip
+"""Apache's servers are slow to start, and their clock can't be set here."""
+
+
 def faults_of(cluster: Cluster) -> list[BeginFault]:
     """The faults that are possible here."""
+    if cluster.plan.apache_brokers or cluster.plan.apache_controller:
+        return list(WITH_APACHE)
     clocks = WITH_CLOCKS if cluster.clocks else ()
     etcd = WITH_ETCD if cluster.etcd else ()
     mixed: list[BeginFault] = []

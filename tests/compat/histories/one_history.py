@@ -83,14 +83,19 @@ def run_history(
     network: MachinesNetwork,
     root: Path,
     *,
-    etcd: bool,
+    etcd: bool = False,
+    plan: Plan | None = None,
     java: JavaSession | None = None,
     faults_max: int = FAULTS,
     keep: bool = False,
 ) -> Result:
-    """Run one history. Its files are deleted unless there is a violation, or with `keep`. Those of
-    a violation get a name of their own, so that a repetition does not replace them."""
-    history = OneHistory(seed, network, root, plan_of(seed, etcd=etcd), java, faults_max)
+    """Run one history, with the servers of `plan` or of the seed.
+
+    Its files are deleted unless there is a violation, or with `keep`. Those of a violation get a
+    name of their own, so that a repetition does not replace them.
+    """
+    plan = plan or plan_of(seed, etcd=etcd)
+    history = OneHistory(seed, network, root, plan, java, faults_max)
     result = asyncio.run(history.run())
     write_history(root / "history.jsonl", history.records)
     (root / "verdict.txt").write_text(f"{result}\n")

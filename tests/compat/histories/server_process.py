@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tests.compat.replication_machines import penstock_environment
 
-STOP_S = 10.0
+STOP_S = 45.0
+"""A master that stops forwards requests for up to 35 s, until clients know the next one."""
 
 
 class ServerProcess:
