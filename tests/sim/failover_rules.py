@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from penstock.replication.agreed_replicas import AgreedReplicas, is_refused
+from penstock.replication.agreed_replicas import REFUSALS, AgreedReplicas
 from penstock.replication.controlled_role import ControlledRole
 from penstock.replication.master_session import EpochMasterSession
 from penstock.replication.replicas import ReplicaRules
@@ -51,7 +51,7 @@ class BrokerRules(NamedTuple):
             return self.lost_answer_refuses
         if code == ResponseCode.SYSTEM_ERROR:
             return self.error_refuses
-        return is_refused(code, failed_attempts=0 if self.retry_tells else failed)
+        return code in REFUSALS and (failed == 0 or self.retry_tells)
 
 
 class Assigned(NamedTuple):
