@@ -43,7 +43,7 @@ from penstock.broker.long_polling import LongPolling
 from penstock.broker.master_services import HandlerFamily, MasterServices, TimedService
 from penstock.broker.pull import PullHandler
 from penstock.broker.query import QueryHandlers
-from penstock.broker.replica_role import MASTER_CHANGES, RefusedRequests, ReplicaRole, slave_rows
+from penstock.broker.replica_role import MASTER_CHANGES, MasterRequests, ReplicaRole, slave_rows
 from penstock.broker.replica_state import ReplicaState
 from penstock.broker.replicated_tables import ReplicatedTables
 from penstock.broker.rewrite import MessageRewriter
@@ -134,11 +134,12 @@ class Broker:
         families = self._families()
         if self.master is not None:
             return Router(family.rows() for family in (*self.master.families, *families))
+        requests, store = MasterRequests(self.role, self.effects), self.context.store
         rows = (
-            slave_rows(self.role, self.settings, self.context.store, family.rows())
+            slave_rows(self.role, self.settings, store, requests, family.rows())
             for family in families
         )
-        return Router([*rows, RefusedRequests(self.role, self.effects).rows()])
+        return Router([*rows, requests.rows()])
 
     def _families(self) -> tuple[HandlerFamily, ...]:
         """The handlers of masters and slaves: with those of `MasterServices`, their rows are the

@@ -16,9 +16,12 @@ be reached, a consumer for which there is nothing is sent there. While it can't,
 suspended as at a master.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from typing import Final, NamedTuple
 
 from penstock.broker.replication_state import ReplicationState, no_replication
@@ -36,7 +39,7 @@ from penstock.rpc.answers import (
     WhenDone,
 )
 from penstock.rpc.command import Command
-from penstock.rpc.router import InPlaceHandler, InPlaceRow, Row
+from penstock.rpc.router import Handler, InPlaceHandler, InPlaceRow, Row
 from penstock.store.store import MessageStore
 from penstock.wire.codes import MASTER_ID, PULL_SUSPEND, RequestCode, ResponseCode
 from penstock.wire.frame import Request
@@ -98,6 +101,9 @@ FORWARDED: Final = frozenset(
     }
 )
 """Requests of clients that a slave sends on to its master where controllers elect it."""
+LOCKS: Final = frozenset({RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ})
+"""Sent on as well, so that consumers with an outdated route lock the same queues as the others.
+Otherwise a slave serves them itself."""
 FORWARD_REMARK: Final = "penstock-forwarded"
 """The remark of a forwarded request, which is not forwarded again. A header field would make its
 signature invalid."""
@@ -193,31 +199,41 @@ def slave_rows(
     role: ReplicaRole,
     settings: LiveSettings,
     store: MessageStore,
+    requests: MasterRequests,
     rows: Iterable[Row | InPlaceRow],
 ) -> Iterator[Row | InPlaceRow]:
     """The rows of a slave: those that only a master serves are left out, pulls are checked."""
     for row in rows:
         if isinstance(row, InPlaceRow) and row.code in PULLS:
             yield InPlaceRow(row.code, SlavePulls(role, settings, store, row.handler))
+        elif isinstance(row, Row) and row.code in LOCKS:
+            yield Row(row.code, partial(requests.forward_or, row.handler))
         elif row.code not in MASTER_ONLY:
             yield row
 
 
-class RefusedRequests:
-    """Refuses the requests that only a master serves, or has the master serve them."""
+class MasterRequests:
+    """Requests to a slave that the master should serve: they are refused, or sent on to it."""
 
     def __init__(self, role: ReplicaRole, effects: EffectQueue) -> None:
         self._role = role
         self._effects = effects
 
     def rows(self) -> list[Row]:
-        return [Row(code, self.refuse) for code in sorted(MASTER_ONLY)]
+        refuse = self.refuse
+        return [
+            Row(code, partial(self.forward_or, refuse) if code in FORWARDED else refuse)
+            for code in sorted(MASTER_ONLY)
+        ]
 
     def refuse(self, command: Command) -> Answer:
+        raise self._role.refusal()
+
+    def forward_or(self, other: Handler, command: Command) -> Answer:
+        """Have the master serve the request, or do something else where that is not possible."""
         forward = self._role.forward
-        again = command.remark == FORWARD_REMARK
-        if forward is None or again or command.code not in FORWARDED:
-            raise self._role.refusal()
+        if forward is None or command.remark == FORWARD_REMARK:
+            return other(command)
         return WhenDone(forward(command), lambda reply: self._pass_on(command, reply))
 
     def _pass_on(self, command: Command, reply: Reply | None) -> Answer:

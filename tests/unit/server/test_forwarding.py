@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.replica_role import FORWARD_REMARK, FORWARDED, RefusedRequests, ReplicaRole
+from penstock.broker.replica_role import FORWARD_REMARK, MasterRequests, ReplicaRole, slave_rows
 from penstock.clock import LoopClock
 from penstock.errors import NotMaster, PeerLost, PeerTimeout, PeerUnreachable
 from penstock.rpc.answers import CloseConnection, EffectQueue, Reply, WhenDone
 from penstock.rpc.command import Command
+from penstock.rpc.router import Row
 from penstock.server.replication import forwarding as forwarding_module
 from penstock.server.replication.forwarding import Forwarding
 from penstock.transport.peer import Response
@@ -110,7 +111,8 @@ def test_waiting_requests_have_a_limited_size(
 
 def answer_of(role: ReplicaRole, command: Command) -> Any:
     effects = EffectQueue()
-    return RefusedRequests(role, effects).refuse(command), effects
+    (row,) = (one for one in MasterRequests(role, effects).rows() if one.code == command.code)
+    return row.handler(command), effects
 
 
 def done(reply: Reply | None) -> Any:
@@ -131,13 +133,26 @@ def test_only_requests_of_clients_are_forwarded_and_only_once() -> None:
     role.forward = lambda command: done(Reply())
     answer, _ = answer_of(role, SEND)
     assert isinstance(answer, WhenDone)
-    assert RequestCode.UPDATE_AND_CREATE_TOPIC not in FORWARDED
     for refused in (
         Command(RequestCode.UPDATE_AND_CREATE_TOPIC),
         Command(RequestCode.SEND_MESSAGE, remark=FORWARD_REMARK),
     ):
         with pytest.raises(NotMaster, match=MASTER):
             answer_of(role, refused)
+
+
+def test_queue_locks_are_forwarded_where_that_is_possible() -> None:
+    role = ReplicaRole(slave=True, master_address=MASTER)
+    own = Reply(remark="of this slave")
+    requests = MasterRequests(role, EffectQueue())
+    unused: Any = None
+    rows = [Row(RequestCode.LOCK_BATCH_MQ, lambda command: own)]
+    (row,) = slave_rows(role, unused, unused, requests, rows)
+    assert isinstance(row, Row)
+    lock = Command(RequestCode.LOCK_BATCH_MQ)
+    assert row.handler(lock) is own
+    role.forward = lambda command: done(Reply())
+    assert isinstance(row.handler(lock), WhenDone)
 
 
 def test_a_lost_response_ends_the_connection_of_the_client() -> None:
