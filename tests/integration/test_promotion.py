@@ -514,18 +514,18 @@ def test_a_restart_that_fails_is_repeated_and_logged(
 ) -> None:
     monkeypatch.setattr(broker_service, "RESTART_MS", 10)
     replicas = Replicas(tmp_path)
-    open_store = BrokerService._open_store
+    open_store = broker_service.open_store
     failures = [ValueError("first"), OSError("second")]
 
-    def fail(service: BrokerService) -> Any:
+    def fail(*arguments: Any) -> Any:
         if failures:
             raise failures.pop(0)
-        return open_store(service)
+        return open_store(*arguments)
 
     async def body() -> None:
         async with replicas.running(1):
             service = replicas.services[0]
-            monkeypatch.setattr(BrokerService, "_open_store", fail)
+            monkeypatch.setattr(broker_service, "open_store", fail)
             service._restart_soon()
             restarting = service._restarting
             assert restarting is not None
