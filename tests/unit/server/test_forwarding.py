@@ -15,7 +15,7 @@ from penstock.rpc.router import Row
 from penstock.server.replication import forwarding as forwarding_module
 from penstock.server.replication.forwarding import Forwarding
 from penstock.transport.peer import Response
-from penstock.wire.codes import RequestCode
+from penstock.wire.codes import RequestCode, ResponseCode
 
 MASTER = "10.0.0.2:10911"
 SEND = Command(RequestCode.SEND_MESSAGE, {"topic": "T", "Signature": "s"}, b"body", client=7)
@@ -68,11 +68,12 @@ def forward(role: ReplicaRole, command: Command = SEND) -> Reply | None:
     return asyncio.run(body())
 
 
-def test_the_request_is_sent_as_it_is_until_the_master_accepts_connections(
+def test_the_request_is_sent_as_it_is_until_the_master_accepts_it(
     outcomes: Callable[..., None],
 ) -> None:
     starting = PeerUnreachable("connection refused")
-    outcomes(starting, starting, Response(0, {"queueOffset": "3"}, b"", "remark"))
+    busy = Response(ResponseCode.SYSTEM_BUSY)
+    outcomes(starting, busy, Response(0, {"queueOffset": "3"}, b"", "remark"))
     reply = forward(ReplicaRole(slave=True, master_address=MASTER))
     assert reply == Reply(0, {"queueOffset": "3"}, b"", "remark")
     expected = (MASTER, SEND.code, SEND.ext, SEND.body, FORWARD_REMARK)
@@ -95,6 +96,15 @@ def test_a_request_waits_for_a_master_for_a_while(
     monkeypatch.setattr(forwarding_module, "FORWARD_MS", 20)
     with pytest.raises(NotMaster, match="no master was elected within 20 ms"):
         forward(ReplicaRole(slave=True))
+
+
+def test_a_master_that_stays_busy_says_so(
+    outcomes: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes(*[Response(ResponseCode.SYSTEM_BUSY, remark="busy")] * 100)
+    monkeypatch.setattr(forwarding_module, "FORWARD_MS", 20)
+    reply = forward(ReplicaRole(slave=True, master_address=MASTER))
+    assert reply == Reply(ResponseCode.SYSTEM_BUSY, {}, b"", "busy")
 
 
 def test_waiting_requests_have_a_limited_size(

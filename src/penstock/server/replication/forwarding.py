@@ -1,8 +1,8 @@
 """Has requests of clients answered by the master, at a slave.
 
 The clients send to this broker because it was the master when they last asked for the route. A
-request waits here until the new master is known and answers. It is sent once: if its answer is
-lost, the client has to decide whether to repeat it.
+request waits here until the new master is known and accepts it: clients would try again at once,
+and give up. If its answer is lost, the client has to decide whether to repeat it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from penstock.clock import pause
 from penstock.errors import PeerError, PeerUnreachable
 from penstock.rpc.answers import Reply
 from penstock.transport.peer import Peer
+from penstock.wire.codes import ResponseCode
 
 if TYPE_CHECKING:
     import ssl as tls
@@ -74,17 +75,23 @@ class Forwarding:
 
     async def _ask_master(self, command: Command) -> Reply | None:
         deadline_ms = self._clock.monotonic_ms() + FORWARD_MS
+        busy: Reply | None = None
         while (left_ms := deadline_ms - self._clock.monotonic_ms()) > 0:
-            address = self._role.master_address
-            if address:
+            if address := self._role.master_address:
                 try:
-                    return await self._call(await self._connected_to(address), command, left_ms)
+                    reply = await self._call(await self._connected_to(address), command, left_ms)
                 except PeerUnreachable:
                     pass  # it was not sent: the master may be starting, or another one elected
                 except PeerError as error:
                     log.info("the response to a forwarded request is lost: %s", error)
                     return None
+                else:
+                    if reply.code != ResponseCode.SYSTEM_BUSY:
+                        return reply
+                    busy = reply  # nothing is stored: a new master has no replicas for a moment
             await pause(self._clock, RETRY_MS)
+        if busy is not None:
+            return busy
         raise self._role.refusal(f"no master was elected within {FORWARD_MS} ms")
 
     async def _call(self, peer: Peer, command: Command, timeout_ms: int) -> Reply:
