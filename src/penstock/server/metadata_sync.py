@@ -22,7 +22,6 @@ import ssl as tls
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from penstock.broker.admin.replica_tables import ACCESS, ORDERED_POPS
 from penstock.broker.auth.sealed_table import new_challenge, unseal
@@ -44,6 +43,7 @@ from penstock.replication.metadata import (
     decode_topics,
     with_commits,
 )
+from penstock.server.background import in_pool
 from penstock.transport.peer import Peer, Response, Sign
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (
@@ -76,7 +76,6 @@ BEGIN_ROUNDS = 20
 """Every so many rounds the begin of the master's log is asked for, for retention."""
 STEP_CHANGES = 20
 """Changes of tables before the event loop does something else."""
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -265,7 +264,7 @@ class MetadataSync:
         complete = False
         while not complete:
             response = await self._ask(TOPIC_PAGES.code, pages.request(), TABLE_CALL_MS)
-            page = await self._in_pool(partial(decode_topics, response.body))
+            page = await in_pool(self._context.store.disk, partial(decode_topics, response.body))
             complete = pages.take(response.ext or {}, page.topic_config_table, page.data_version)
         if not pages.unchanged:
             assert pages.version is not None
@@ -279,7 +278,7 @@ class MetadataSync:
         complete = False
         while not complete:
             response = await self._ask(GROUP_PAGES.code, pages.request(), TABLE_CALL_MS)
-            page = await self._in_pool(partial(decode_groups, response.body))
+            page = await in_pool(self._context.store.disk, partial(decode_groups, response.body))
             groups = page.subscription_group_table
             complete = pages.take(response.ext or {}, groups, page.data_version)
             forbidden.update(page.forbidden_table)
@@ -295,7 +294,7 @@ class MetadataSync:
     async def _fetch_offsets(self) -> HeldTables:
         """The master's offsets, after the commits at this slave."""
         response = await self._ask(RequestCode.GET_ALL_CONSUMER_OFFSET, {}, TABLE_CALL_MS)
-        offsets = await self._in_pool(lambda: decode_offsets(response.body))
+        offsets = await in_pool(self._context.store.disk, lambda: decode_offsets(response.body))
         held = HeldTables(offsets)
         await self._send_commits(held)
         body = await self._ask_optional(RequestCode.GET_ALL_DELAY_OFFSET)
@@ -385,7 +384,9 @@ class MetadataSync:
             return
         table = self._context.access.table
         try:
-            content = await self._in_pool(lambda: unseal(table, response.body, secret, challenge))
+            content = await in_pool(
+                self._context.store.disk, lambda: unseal(table, response.body, secret, challenge)
+            )
         except BodyError as error:
             self._report_access(error.remark())
             return
@@ -417,9 +418,6 @@ class MetadataSync:
         """The table that a master may not have; empty if it refuses the request."""
         response = await self._call(code, fields or {}, TABLE_CALL_MS)
         return response.body if response.code == ResponseCode.SUCCESS else b""
-
-    async def _in_pool(self, work: Callable[[], T]) -> T:
-        return await asyncio.wrap_future(self._context.store.disk.submit(work))
 
     async def _in_steps(self, changes: Iterator[None]) -> None:
         for number, _ in enumerate(changes):

@@ -17,6 +17,7 @@ from penstock.clock import Clock, pause
 from penstock.controller import decisions
 from penstock.controller.broker_set import BrokerSet, Heartbeat, LiveReplica, Living
 from penstock.errors import PenstockError, SystemBusy
+from penstock.server.background import TaskSet
 from penstock.server.controller.liveness import TICK_MS, Liveness
 from penstock.server.controller.living_replicas import ReplicaKey
 from penstock.server.controller.notifications import Notifications
@@ -59,7 +60,7 @@ class BrokerSetStates:
         self._liveness = liveness
         self._clock = clock
         self.notifications = Notifications(clock, self._is_current, sign=sign, ssl=ssl)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
         self._replacing: set[str] = set()
         """Broker sets whose master is being replaced."""
         self.elections = 0
@@ -70,12 +71,10 @@ class BrokerSetStates:
     def start(self) -> None:
         """Begin to look for dead masters."""
         for work in (self._tick(), self._scan(), self._replace_dead()):
-            self._spawn(work)
+            self._tasks.spawn(work)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         await self.notifications.close()
 
     def without_master(self) -> int:
@@ -87,10 +86,10 @@ class BrokerSetStates:
 
     def decide(self, name: str, decide: Decide) -> asyncio.Task[Decision]:
         """Decide until the state has not changed meanwhile."""
-        return self._spawn(self._for_client(self._decide(name, decide)))
+        return self._tasks.spawn(self._for_client(self._decide(name, decide)))
 
     def read(self, names: Iterable[str]) -> asyncio.Task[Found]:
-        return self._spawn(self._for_client(self._read(names)))
+        return self._tasks.spawn(self._for_client(self._read(names)))
 
     def heartbeat(self, heartbeat: Heartbeat) -> None:
         self._liveness.heartbeat(heartbeat)
@@ -104,12 +103,6 @@ class BrokerSetStates:
             return await work
         except asyncio.CancelledError:
             raise SystemBusy("the controller stops", hint="ask another controller") from None
-
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _decide(self, name: str, decide: Decide) -> Decision:
         conflicts = 0
@@ -184,7 +177,7 @@ class BrokerSetStates:
     def _replace_soon(self, state: BrokerSet) -> None:
         if state.name not in self._replacing and self._liveness.last_seen(state.name):
             self._replacing.add(state.name)
-            self._spawn(self._replace_dead_master(state.name))
+            self._tasks.spawn(self._replace_dead_master(state.name))
 
     async def _replace_dead_master(self, name: str) -> None:
         unclean = self._settings.current.controller.unclean_elections

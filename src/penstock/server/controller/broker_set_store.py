@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import quote
 
 from penstock.controller.broker_set import BrokerSet, decode_broker_set
 from penstock.errors import BodyError, StoreDamaged
+from penstock.server.background import in_pool
 from penstock.store.disk import Disk
 from penstock.store.tables import ConfigFile
 
@@ -81,19 +82,16 @@ class FileStore:
                 return False
             path = self._root / f"{quote(name, safe='')}.json"
             if state is None:
-                await self._in_pool(lambda: self._remove(path))
+                await in_pool(self._disk, lambda: self._remove(path))
                 del self._states[name]
                 return True
-            await self._in_pool(lambda: self._write(path, state.encode()))
+            await in_pool(self._disk, lambda: self._write(path, state.encode()))
             self._states[name] = Versioned(state, self._next_version())
             return True
 
     def _next_version(self) -> int:
         self._versions += 1
         return self._versions
-
-    async def _in_pool(self, work: Callable[[], Any]) -> None:
-        await asyncio.wrap_future(self._disk.submit(work))
 
     def _write(self, path: Path, data: bytes) -> None:
         for _ in range(2):  # so that the .bak has no older state

@@ -6,7 +6,6 @@ present one. After that the replica learns it when it asks: brokers do that ever
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import ssl as tls
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from penstock.clock import Clock, pause
 from penstock.controller.broker_set import BrokerSet
 from penstock.controller.handlers import role_change_body, role_change_fields
 from penstock.errors import PenstockError
+from penstock.server.background import TaskSet
 from penstock.transport.peer import Peer, Sign
 from penstock.wire.codes import RequestCode, ResponseCode, response_name
 
@@ -40,20 +40,16 @@ class Notifications:
         self._is_current = is_current
         self._sign = sign
         self._ssl = ssl
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
         self.failures = 0
         """Replicas that could not be told."""
 
     def notify(self, address: str, state: BrokerSet) -> None:
         """Tell a replica who is the master."""
-        task = asyncio.ensure_future(self._notify(address, state))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._notify(address, state))
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def _notify(self, address: str, state: BrokerSet) -> None:
         error = await self._call(address, state)

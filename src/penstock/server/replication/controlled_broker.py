@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.clock import pause
 from penstock.errors import PeerError, PenstockError, Refused
@@ -28,6 +28,7 @@ from penstock.replication.controlled_role import (
     SetState,
     TakeOver,
 )
+from penstock.server.background import TaskSet, in_pool
 from penstock.server.replication.controller_answers import read_in_sync, read_state
 from penstock.server.replication.controllers import ControllerInfo, Controllers
 from penstock.server.replication.membership import Membership
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from penstock.store.disk import Disk
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 POLL_MS = 1_000
 INCOMPLETE = "penstock.incomplete"
@@ -107,7 +106,7 @@ class ControlledBroker:
         self._root = root
         self._address = address
         self._clock = clock
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
         self._membership = Membership(settings, controllers, disk, root, address, clock)
         self._registered: SetState | None = None
         self.role: ControlledRole | None = None
@@ -132,14 +131,11 @@ class ControlledBroker:
     def replica_id(self) -> int:
         return self._membership.replica_id
 
-    def _in_pool(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        return asyncio.wrap_future(self._disk.submit(work))
-
     # --- running
 
     async def start(self, *, log_epoch: int, log_complete: bool) -> None:
         """Send heartbeats and learn of elections; the services run already, as a slave."""
-        log_complete = await self._in_pool(lambda: self._note_completeness(log_complete))
+        log_complete = await in_pool(self._disk, lambda: self._note_completeness(log_complete))
         self._incomplete = not log_complete
         now_ms = self._clock.monotonic_ms()
         self.role = ControlledRole(
@@ -150,10 +146,10 @@ class ControlledBroker:
                 "the machine was restarted and the end of the log may be missing: this replica "
                 "can't be elected before it has caught up with a master"
             )
-        self._spawn(self._repeat(self._run))
-        self._spawn(self._repeat(self._watch_lease))
+        self._tasks.spawn(self._repeat(self._run))
+        self._tasks.spawn(self._repeat(self._watch_lease))
         for address in self._controllers.addresses:
-            self._spawn(self._repeat(partial(self._send_heartbeats, address)))
+            self._tasks.spawn(self._repeat(partial(self._send_heartbeats, address)))
 
     async def _repeat(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do work that never ends. After a fault in Penstock it begins again: a replica without
@@ -181,19 +177,10 @@ class ControlledBroker:
     async def _note_completed(self) -> None:
         """The log is complete again."""
         self._incomplete = False
-        await self._in_pool(self._forget_incompleteness)
-
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        await in_pool(self._disk, self._forget_incompleteness)
 
     async def close(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         await self._controllers.close()
 
     async def _run(self) -> None:
@@ -265,7 +252,7 @@ class ControlledBroker:
             self._service.follow(action, self.replica_id)
         elif isinstance(action, TakeOver) and action != self._taking_over:
             self._taking_over = action
-            self._spawn(self._take_over(action))
+            self._tasks.spawn(self._take_over(action))
 
     async def _take_over(self, action: TakeOver) -> None:
         """Ask for an in-sync set of this replica alone; from then on it is the only one that can be
@@ -318,7 +305,7 @@ class ControlledBroker:
             self.role.caught_up()
         alive = self.role.alive(now_ms)
         if self._incomplete and self.role.complete:
-            self._spawn(self._note_completed())
+            self._tasks.spawn(self._note_completed())
         if not alive and not penstock:
             return None
         self._figures = figures = figures or self._figures  # none while services are restarted
@@ -378,7 +365,7 @@ class ControlledBroker:
 
     def ask_for_set(self, epoch: int, members: Iterable[str], number: int) -> None:
         """The master of an epoch asks the controllers for another in-sync set."""
-        self._spawn(self._alter(epoch, frozenset(int(name) for name in members), number))
+        self._tasks.spawn(self._alter(epoch, frozenset(int(name) for name in members), number))
 
     async def _alter(self, epoch: int, members: frozenset[int], number: int) -> None:
         try:

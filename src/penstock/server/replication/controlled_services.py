@@ -7,7 +7,6 @@ elected: the store is closed and opened in between, but the process goes on.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +15,7 @@ from penstock.errors import MasterNotConfirmed, NotMaster, WriteStopped
 from penstock.replication.agreed_replicas import AgreedReplicas
 from penstock.replication.assigned_role import AssignedRole
 from penstock.replication.controlled_role import Follow, Lead
+from penstock.server.background import in_pool
 from penstock.server.replication.controlled_broker import LogFigures
 from penstock.wire.codes import MASTER_ID
 
@@ -128,7 +128,7 @@ class ControlledServices:
         if running is not None:
             store = running.broker.context.store
             end = store.log.end
-            await asyncio.wrap_future(store.disk.submit(lambda: store.sync_log(end)))
+            await in_pool(store.disk, lambda: store.sync_log(end))
 
     def set_answered(self, number: int, *, refused: bool) -> None:
         running = self._running()

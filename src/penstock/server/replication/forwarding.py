@@ -15,6 +15,7 @@ from penstock.broker.replica_role import FORWARD_REMARK, ReplicaRole
 from penstock.clock import pause
 from penstock.errors import PeerError, PeerUnreachable
 from penstock.rpc.answers import Reply
+from penstock.server.background import TaskSet
 from penstock.transport.peer import Peer
 from penstock.wire.codes import ResponseCode
 
@@ -42,7 +43,7 @@ class Forwarding:
         self._ssl = ssl
         self._peer: Peer | None = None
         self._waiting_bytes = 0
-        self._tasks: set[asyncio.Task[Reply | None]] = set()
+        self._tasks = TaskSet()
         self.count = 0
         """Requests that were sent on."""
 
@@ -51,16 +52,10 @@ class Forwarding:
         if the request was sent to the master, and its response is lost."""
         if self._waiting_bytes + len(command.body) > BYTES_MAX:
             raise self._role.refusal("this broker is a slave, and too many requests wait for it")
-        task = asyncio.ensure_future(self._answer(command))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._tasks.spawn(self._answer(command))
 
     async def close(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         if self._peer is not None:
             await self._peer.close()
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from penstock.clock import pause
 from penstock.errors import ControllerUnreachable, Refused
@@ -19,6 +17,7 @@ from penstock.replication.broker_identity import (
     save_identity,
 )
 from penstock.replication.controlled_role import SetState
+from penstock.server.background import in_pool
 from penstock.server.replication.controller_answers import read_state
 from penstock.server.replication.controllers import Controllers
 from penstock.transport.peer import Response
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from penstock.store.disk import Disk
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 JOIN_RETRY_MS = 500
 WARN_MS = 10_000
@@ -78,7 +75,7 @@ class Membership:
 
     async def _identify(self) -> None:
         broker = self._settings.current.broker
-        found = await self._in_pool(lambda: load_identity(self._disk, self._root))
+        found = await in_pool(self._disk, lambda: load_identity(self._disk, self._root))
         if found is None:
             found = await self._apply()
         found.check(broker.cluster, broker.name)
@@ -87,14 +84,14 @@ class Membership:
     async def _apply(self) -> BrokerIdentity:
         """Apply for an id; once more for the same one if an application was interrupted."""
         disk, root = self._disk, self._root
-        wanted = await self._in_pool(lambda: load_identity(disk, root, TEMPORARY))
+        wanted = await in_pool(disk, lambda: load_identity(disk, root, TEMPORARY))
         names = self.names()
         if wanted is None or not wanted.check_code:
             answer = await self._ask(RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, names)
             number = parse_long(answer.ext.get("nextBrokerId", "")) or 0
             code = f"{self._address};{self._clock.now_ms()}"
             wanted = BrokerIdentity(names["clusterName"], names["brokerName"], number, code)
-            await self._in_pool(lambda: save_identity(disk, root, wanted))
+            await in_pool(disk, lambda: save_identity(disk, root, wanted))
         wanted.check(names["clusterName"], names["brokerName"])
         fields = {
             **names,
@@ -104,10 +101,10 @@ class Membership:
         response = await self._controllers.call(RequestCode.CONTROLLER_APPLY_BROKER_ID, fields)
         if response.code != ResponseCode.SUCCESS:
             # Another replica has got this id.
-            await self._in_pool(lambda: forget_application(disk, root))
+            await in_pool(disk, lambda: forget_application(disk, root))
             raise Refused(f"the id {wanted.replica_id} was not given: {response.remark}")
         given = wanted._replace(check_code="")
-        await self._in_pool(lambda: save_identity(disk, root, given))
+        await in_pool(disk, lambda: save_identity(disk, root, given))
         log.info("this broker is replica %d of %s", given.replica_id, given.name)
         return given
 
@@ -132,6 +129,3 @@ class Membership:
         """The fields that name the set."""
         broker = self._settings.current.broker
         return {"clusterName": broker.cluster, "brokerName": broker.name}
-
-    def _in_pool(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        return asyncio.wrap_future(self._disk.submit(work))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.broker.replica_role import RoleChange, RoleStep
@@ -25,6 +25,7 @@ from penstock.config.settings import contradiction, ha_port
 from penstock.errors import InvalidParameter, NotMaster, PenstockError, Refused, WriteStopped
 from penstock.errors import refusal as refusal_of
 from penstock.replication.assigned_role import AssignedRole, save_assigned_role
+from penstock.server.background import in_pool
 from penstock.wire.codes import MASTER_ID, RequestCode, ResponseCode
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class RoleChanges:
         assert metadata is not None
         while store.log.end < log_end:
             await pause(self._clock, POLL_MS)
-        await self._in_pool(lambda: store.sync_log(log_end))
+        await in_pool(store.disk, lambda: store.sync_log(log_end))
         await metadata.copy_now()
 
     def _check_settings(self, change: RoleChange) -> None:
@@ -242,10 +243,7 @@ class RoleChanges:
     async def _save(self, assigned: AssignedRole) -> None:
         """Save the new role; it is durable then."""
         disk, root, configured = self._store.disk, self._store.paths.root, self._configured
-        await self._in_pool(lambda: save_assigned_role(disk, root, assigned, configured))
-
-    def _in_pool(self, work: Callable[[], None]) -> Awaitable[None]:
-        return asyncio.wrap_future(self._store.disk.submit(work))
+        await in_pool(disk, lambda: save_assigned_role(disk, root, assigned, configured))
 
 
 def change_fields(change: RoleChange) -> dict[str, str]:

@@ -1,20 +1,16 @@
 """The store's log as the sessions of replication see it."""
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
 
 from penstock.errors import ReplicationError, WriteStopped
 from penstock.replication.epochs import Epoch, EpochHistory
 from penstock.replication.slave_session import UNKNOWN
-from penstock.store.disk import Disk
+from penstock.server.background import in_pool
 from penstock.store.put import OFFSET_MAX
 from penstock.store.received_log import ReceivedLog
 from penstock.store.recovery.recovery import CLOCK_AHEAD_MS
 from penstock.store.store import MessageStore
-
-T = TypeVar("T")
 
 
 class StoreMasterLog:
@@ -118,10 +114,10 @@ class StoreSlaveLog:
         """Begin the empty log at the start of a segment. The pool creates and deletes files."""
         store = self._store
         self.begin_wanted = UNKNOWN
-        segment = await _in_pool(store.disk, store.log.create_begin(offset))
+        segment = await in_pool(store.disk, store.log.create_begin(offset))
         delete_old = store.begin_log_at(segment)
         self.received.restart(offset)
-        await _in_pool(store.disk, delete_old)
+        await in_pool(store.disk, delete_old)
 
     def receive(self, data: memoryview) -> None:
         refusal = self._store.writer.refusal
@@ -181,7 +177,3 @@ class StoreSlaveLog:
         writer = self._store.writer
         writer.confirm_limit = min(self.received.dispatched, self._master_confirm)
         self._store.publish()
-
-
-async def _in_pool(disk: Disk, work: Callable[[], T]) -> T:
-    return await asyncio.wrap_future(disk.submit(work))
