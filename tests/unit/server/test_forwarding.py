@@ -116,6 +116,24 @@ def test_waiting_requests_have_a_limited_size(
         forward(ReplicaRole(slave=True, master_address=MASTER))
 
 
+def test_requests_of_one_loop_iteration_share_the_limit(
+    outcomes: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes(Response(0), Response(0))
+    monkeypatch.setattr(forwarding_module, "BYTES_MAX", len(SEND.body))
+
+    async def body() -> None:
+        forwarding = Forwarding(ReplicaRole(slave=True, master_address=MASTER), LoopClock(), None)
+        first = forwarding.forward(SEND)
+        with pytest.raises(NotMaster, match="too many requests wait"):
+            forwarding.forward(SEND)
+        await first
+        await forwarding.forward(SEND)
+        await forwarding.close()
+
+    asyncio.run(body())
+
+
 # --- what a slave forwards
 
 

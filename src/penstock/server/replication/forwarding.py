@@ -52,7 +52,13 @@ class Forwarding:
         if the request was sent to the master, and its response is lost."""
         if self._waiting_bytes + len(command.body) > BYTES_MAX:
             raise self._role.refusal("this broker is a slave, and too many requests wait for it")
-        return self._tasks.spawn(self._answer(command))
+        self._waiting_bytes += len(command.body)  # now: the task begins later, others come before
+        task = self._tasks.spawn(self._answer(command))
+        task.add_done_callback(lambda done: self._answered(command))
+        return task
+
+    def _answered(self, command: Command) -> None:
+        self._waiting_bytes -= len(command.body)
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -60,13 +66,10 @@ class Forwarding:
             await self._peer.close()
 
     async def _answer(self, command: Command) -> Reply | None:
-        self._waiting_bytes += len(command.body)
         try:
             return await self._ask_master(command)
         except asyncio.CancelledError:
             return None  # the role changes; the request may have been sent
-        finally:
-            self._waiting_bytes -= len(command.body)
 
     async def _ask_master(self, command: Command) -> Reply | None:
         deadline_ms = self._clock.monotonic_ms() + FORWARD_MS
