@@ -64,6 +64,7 @@ def test_files_are_short() -> None:
     assert long == {}
 
 
+@pytest.mark.slow
 def test_functions_are_short() -> None:
     long = {
         f"{path.relative_to(ROOT)}:{name}": lines

@@ -28,6 +28,7 @@ full disk only if it is allocated up to a multiple of this, or read without read
 STAT_BLOCK_BYTES = 512
 """The unit of `st_blocks`, whatever the blocks of the file system are."""
 
+_TMPFS_MAGIC = 0x01021994
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FAILURES = (errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE)
 
@@ -54,6 +55,16 @@ def disk_failure(error: Exception) -> StoreError | None:
     if is_full(error):
         return DiskFull(f"no space for {error.filename}" if error.filename else "the disk is full")
     return ReadFailed(f"the disk failed: {error}") if error.errno in _FAILURES else None
+
+
+def _is_in_memory(fd: int) -> bool:
+    """Whether a file is on tmpfs."""
+    found = ctypes.create_string_buffer(256)  # struct statfs begins with the type, a long
+    size = ctypes.sizeof(ctypes.c_long)
+    return (
+        _LIBC.fstatfs(fd, found) == 0
+        and int.from_bytes(found.raw[:size], sys.byteorder) == _TMPFS_MAGIC
+    )
 
 
 def _syncfs_reports_errors() -> bool:
@@ -225,8 +236,10 @@ class Disk:
         try:
             return os.preadv(fd, [target], at, os.RWF_NOWAIT) == len(target)
         except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+            if error.errno == errno.EAGAIN:
                 return False
+            if error.errno == errno.EOPNOTSUPP:  # by tmpfs, which never waits, and by network files
+                return _is_in_memory(fd) and os.preadv(fd, [target], at) == len(target)
             raise ReadFailed(f"can't read {len(target)} bytes: {error}") from error
 
     def next_data(self, fd: int, at: int) -> int:

@@ -100,6 +100,7 @@ def run_without(module: str, code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_reading_needs_no_spark() -> None:
     code = """
         from penstock.arrow import read

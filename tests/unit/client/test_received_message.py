@@ -101,6 +101,7 @@ def test_bodies_are_decompressed(kind: Compression) -> None:
     assert message.stored_body == packed
 
 
+@pytest.mark.slow
 def test_decompression_bomb_is_refused() -> None:
     packed = zlib.compress(bytes(received_message.BODY_BYTES_MAX + 1))
     (message,) = decode_records(record(body=packed, sys_flag=1), "b")

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from penstock.cli.startup import explained
 from penstock.errors import DiskFull, ReadFailed
 from penstock.store.disk import Disk, Space
+
+MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture
@@ -94,8 +97,22 @@ def test_a_read_that_would_block_is_reported(
     def busy(*args: object) -> int:
         raise OSError(code, os.strerror(code))
 
+    reading, writing = os.pipe()  # not a file of a tmpfs
     monkeypatch.setattr(os, "preadv", busy)
-    assert not disk.read_now(0, memoryview(bytearray(4)), 0)
+    assert not disk.read_now(reading, memoryview(bytearray(4)), 0)
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.skipif(not MEMORY.is_dir(), reason="there is no tmpfs")
+def test_a_read_from_a_tmpfs_never_blocks(disk: Disk) -> None:
+    with tempfile.NamedTemporaryFile(dir=MEMORY) as file:
+        file.write(b"abcd")
+        file.flush()
+        target = memoryview(bytearray(2))
+        assert disk.read_now(file.fileno(), target, 1)
+        assert bytes(target) == b"bc"
+        assert not disk.read_now(file.fileno(), target, 3), "the file ends there"
 
 
 def test_a_short_read_counts_as_one_that_would_block(disk: Disk, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import time
 from pathlib import Path
 
+import pytest
+
 from penstock.config import StoreConfig
 from penstock.store.maintenance import UNMAP_BYTES
 from penstock.store.put import PUT_OK
@@ -25,6 +27,7 @@ def resident_bytes(folder: Path) -> int:
     return total
 
 
+@pytest.mark.slow
 def test_pages_before_the_hot_part_are_unmapped(tmp_path: Path) -> None:
     config = StoreConfig(segment_bytes=SEGMENT_BYTES, hot_bytes=HOT_BYTES)
     store = MessageStore(tmp_path, config, now_ms=NOW_MS)

@@ -3,6 +3,8 @@
 import threading
 from pathlib import Path
 
+import pytest
+
 from penstock.config import StoreConfig
 from penstock.store.get import COLD, FOUND
 from penstock.store.put import PUT_OK
@@ -55,6 +57,7 @@ class Readers:
         store.lookup.offset_at(queue, NOW_MS + step, confirm_offset=store.confirm_offset)
 
 
+@pytest.mark.slow
 def test_pool_readers_writer_and_retention_run_concurrently(tmp_path: Path) -> None:
     config = StoreConfig(
         segment_bytes=16 * 1024, queue_file_entries=50, index_slots=50, index_entries=400,

@@ -109,12 +109,26 @@ class TimerWheel:
 
     def used(self, from_ms: int) -> Iterator[tuple[int, Slot]]:
         """All chains from a slot on, in order of time."""
-        end_ms = from_ms + self.slots * self.precision_ms
-        while (at_ms := self.next_used(from_ms, end_ms)) is not None:
-            slot = self.get(at_ms)
-            assert slot is not None
-            yield at_ms, slot
-            from_ms = at_ms + self.precision_ms
+        first = from_ms // self.precision_ms
+        end = first + self.slots
+        for start in self._page_starts(first):
+            at_ms = max(start, first) * self.precision_ms
+            end_ms = min(start + PAGE_SLOTS, end) * self.precision_ms
+            while (found_ms := self.next_used(at_ms, end_ms)) is not None:
+                slot = self.get(found_ms)
+                assert slot is not None
+                yield found_ms, slot
+                at_ms = found_ms + self.precision_ms
+
+    def _page_starts(self, first: int) -> list[int]:
+        """The first slot of each page in use within one revolution from slot `first` on.
+
+        The page of `first` itself occurs twice: its last slots come first, its first ones last.
+        """
+        base = first - first % self.slots
+        starts = (base + index * PAGE_SLOTS for index in self._pages)
+        both = (at for start in starts for at in (start, start + self.slots))
+        return sorted(at for at in both if first - PAGE_SLOTS < at < first + self.slots)
 
     def count(self, from_ms: int, to_ms: int) -> int:
         """The number of waiting messages in the slots of [from, to)."""

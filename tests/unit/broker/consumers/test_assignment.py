@@ -247,6 +247,7 @@ def test_an_assignment_of_too_many_queues_is_refused(alone: BrokerFixture, model
         assert assigned(alone, question()) == ["POP T broker-a -1"]
 
 
+@pytest.mark.slow
 def test_a_pop_assignment_of_too_many_shared_queues_is_refused(alone: BrokerFixture) -> None:
     make_topic(alone, queues=200_000)
     join(alone, "c1", "c2", "c3", "c4")

@@ -181,6 +181,7 @@ def test_a_commit_on_one_of_many_queues_encodes_few_of_them(
     assert encoded == [QUEUES_PER_TEXT]
 
 
+@pytest.mark.slow
 def test_the_offsets_of_a_group_on_many_queues_are_written_and_read_back(
     tmp_path: Path, fixture: ConsumerFixture
 ) -> None:

@@ -264,6 +264,7 @@ def test_names_of_other_clients_are_accepted(fixture: ConsumerFixture, name: str
     assert len(fixture.clients.producers(name)) == 1
 
 
+@pytest.mark.slow
 def test_heartbeats_of_one_connection_register_a_limited_number_of_bytes(
     fixture: ConsumerFixture,
 ) -> None:

@@ -169,6 +169,7 @@ def test_lost_files_are_rebuilt(
     env.close()
 
 
+@pytest.mark.slow
 def test_damaged_files_are_rebuilt(tmp_path: Path) -> None:
     rng = Random(5)
     for number in range(12):

@@ -68,6 +68,7 @@ def test_long_chains_are_not_deep() -> None:
     assert not row.matches(b"a\x012000\x02")
 
 
+@pytest.mark.slow
 def test_compiled_filters_are_cached_up_to_a_limit() -> None:
     filters = Filters()
     first = filters.get("a > 0")

@@ -189,6 +189,7 @@ def test_the_revive_log_is_read_from_the_oldest_open_checkpoint(env: BrokerFixtu
         )
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_stays_open_is_rewritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

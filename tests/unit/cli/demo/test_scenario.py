@@ -212,6 +212,7 @@ def test_the_chart_is_drawn(scenario: Scenario, tmp_path: Path, ending: str) -> 
     assert picture.stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_the_legend_tells_the_percentiles_of_a_step_apart(
     scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

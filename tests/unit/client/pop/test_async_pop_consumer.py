@@ -376,6 +376,7 @@ def test_handled_messages_are_acknowledged(run_test: Any) -> None:
     run_test(body)
 
 
+@pytest.mark.slow
 def test_failed_messages_are_redelivered_with_growing_delays_until_they_are_dead_letters(
     run_test: Any,
 ) -> None:

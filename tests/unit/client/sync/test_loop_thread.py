@@ -506,6 +506,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_exit_closes_open_clients() -> None:
     out = run(
         """
@@ -539,6 +540,7 @@ def test_exit_does_not_wait_forever() -> None:
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.slow
 def test_calls_during_exit_do_not_hang() -> None:
     out = run(
         """

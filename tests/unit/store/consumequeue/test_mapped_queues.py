@@ -242,6 +242,7 @@ def test_the_queue_of_a_deleted_topic_is_not_preallocated(make: Make, tmp_path: 
 # --- many queues
 
 
+@pytest.mark.slow
 def test_the_number_of_mapped_queues_is_limited(make: Make, tmp_path: Path) -> None:
     queues = [make(n) for n in range(10)]
     for queue in queues:

@@ -457,6 +457,7 @@ def test_the_search_reads_records_of_another_place_once(tmp_path: Path) -> None:
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(victim=st.integers(0, COUNT - 1), at=st.integers(0, 170), bit=st.integers(0, 7))
+@pytest.mark.slow
 def test_any_flipped_bit_costs_at_most_its_own_record(
     tmp_path_factory: pytest.TempPathFactory, victim: int, at: int, bit: int
 ) -> None:

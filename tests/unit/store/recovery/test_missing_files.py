@@ -50,10 +50,12 @@ def last(folder: Path) -> Path:
 
 
 def overwrite(path: Path, byte: bytes, at: int = 0, length: int | None = None) -> None:
-    """Fill a file, or a part of it, with a byte."""
+    """Fill a file, or a part of it, with a byte, some time after it was written."""
     with open(path, "r+b") as target:
         target.seek(at)
         target.write(byte * (path.stat().st_size - at if length is None else length))
+    stat = path.stat()  # file times are only as fine as the ticks of the Linux kernel
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1_000_000_000))
 
 
 def swap(one: Path, other: Path) -> None:

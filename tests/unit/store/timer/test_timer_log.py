@@ -169,6 +169,16 @@ def test_slots_of_another_time_are_empty(wheel: TimerWheel) -> None:
     assert wheel.next_used(NOW_MS - 500_000, NOW_MS) is None
 
 
+def test_the_slots_of_a_whole_revolution_are_found_in_order(wheel: TimerWheel) -> None:
+    start_ms = NOW_MS - NOW_MS % (PAGE_SLOTS * 1000) + 50_000  # within a page
+    last = wheel.slots - 1
+    times = [start_ms + number * 1000 for number in (0, 1, 77, 78, 1000, last - 50, last)]
+    for at_ms in times:
+        wheel.add(at_ms, 520, 1)
+    wheel.add(start_ms - 5000 - wheel.slots * 1000, 520, 1)  # passed long ago
+    assert [at_ms for at_ms, _ in wheel.used(start_ms)] == times
+
+
 def test_future_slots_are_loaded_from_the_file(wheel: TimerWheel) -> None:
     times = [NOW_MS + number * 1000 for number in (-400_000, -1, 0, 5, 300, 604_000)]
     for number, at_ms in enumerate(times):
