@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -62,30 +62,31 @@ Gaps = dict[tuple[str, str, str], list[float]]
 class Sender:
     """Sends one message after another in a thread, and notes when they are acknowledged."""
 
-    def __init__(self, send: Callable[[], bool]) -> None:
+    def __init__(self, send: Callable[[], str]) -> None:
+        """`send` returns the reason of a failure."""
         self._send = send
         self.acknowledged: list[float] = []
-        self.failures = 0
+        self.failures: list[str] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._stopping:
-            if self._send():
-                self.acknowledged.append(time.monotonic())
+            if reason := self._send():
+                self.failures.append(reason)
             else:
-                self.failures += 1
+                self.acknowledged.append(time.monotonic())
             time.sleep(PAUSE_S)
 
     def await_steady(self) -> None:
         """Wait until sends are acknowledged again, for a while."""
         begin, deadline = time.monotonic(), time.monotonic() + GAP_S_MAX
         while time.monotonic() < deadline:
-            failures, count = self.failures, len(self.acknowledged)
+            failures, count = len(self.failures), len(self.acknowledged)
             time.sleep(STEADY_S)
             recent = [one for one in self.acknowledged[count:] if one > begin]
-            if self.failures == failures and len(recent) > 5:
+            if len(self.failures) == failures and len(recent) > 5:
                 return
         raise TimeoutError(f"no acknowledged sends for {GAP_S_MAX} s")
 
@@ -103,11 +104,12 @@ class Sender:
 def python_sender(stack: ExitStack, nameserver: str) -> Sender:
     producer = stack.enter_context(Producer(nameserver, group="failover"))
 
-    def send() -> bool:
+    def send() -> str:
         try:
-            return producer.send(Message(TOPIC, b"x")).status == SendStatus.SEND_OK
-        except PenstockError:
-            return False
+            status = producer.send(Message(TOPIC, b"x")).status
+        except PenstockError as error:
+            return str(error)
+        return "" if status == SendStatus.SEND_OK else status.name
 
     return Sender(send)
 
@@ -119,12 +121,12 @@ def java_sender(stack: ExitStack, directory: Path, nameserver: str, poll_ms: int
         timeout_ms=3_000,
     )  # fmt: skip
 
-    def send() -> bool:
+    def send() -> str:
         try:
             (line,) = java.do("producer.send", producer="p", messages=[MESSAGE])
-        except ClientError:
-            return False
-        return bool(line.get("status") == "SEND_OK")
+        except ClientError as error:
+            return str(error)
+        return "" if line.get("status") == "SEND_OK" else str(line)
 
     return Sender(send)
 
@@ -154,7 +156,7 @@ def _measure_one(
     cluster.await_in_sync()
     for sender in senders.values():
         sender.await_steady()
-    failures = {client: sender.failures for client, sender in senders.items()}
+    failures = {client: len(sender.failures) for client, sender in senders.items()}
     at = time.monotonic()
     master = cluster.replace_master(what)
     restart = threading.Timer(RESTART_S, lambda: master and cluster.start(master))
@@ -165,14 +167,19 @@ def _measure_one(
     for client, sender in senders.items():
         found[client] = sender.gap_since(at)
         gaps[cluster.kind, what, client].append(found[client])
-    failed = {client: sender.failures - failures[client] for client, sender in senders.items()}
+    failed = {client: sender.failures[failures[client] :] for client, sender in senders.items()}
     restart.join()
     print(
         f"{cluster.kind}, {what}: "
-        + ", ".join(f"{one} {s * 1000:,.0f} ms ({failed[one]} failed)" for one, s in found.items())
+        + ", ".join(
+            f"{one} {s * 1000:,.0f} ms ({len(failed[one])} failed)" for one, s in found.items()
+        )
         + f", load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
+    for client, reasons in failed.items():
+        for reason, count in Counter(reasons).most_common(3):
+            print(f"  {client}, {count} times: {reason}")
 
 
 class Figures(NamedTuple):

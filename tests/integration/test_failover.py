@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.broker import Broker
 from penstock.client import AsyncAdmin
 from penstock.config import BrokerConfig, ControllerConfig, NameServerConfig, Settings
 from penstock.config.replication_settings import ReplicationConfig
@@ -16,6 +17,7 @@ from penstock.errors import PeerError
 from penstock.server.broker_service import BrokerService
 from penstock.server.controller.controller_service import ControllerService
 from penstock.server.nameserver_service import NameServerService
+from penstock.server.replication.replication import Replication
 from penstock.transport.peer import Peer
 from penstock.wire.codes import ResponseCode
 from tests.integration.loops import Run, run  # noqa: F401
@@ -187,6 +189,49 @@ def test_a_master_without_enough_replicas_accepts_nothing(
             await brokers.start(other)
             await brokers.await_in_sync(2)
             assert await brokers.send_to(number, 1) == ResponseCode.SUCCESS
+
+    run(body())
+
+
+@pytest.mark.parametrize("promoted", [True, False], ids=["new master", "old master"])
+def test_nothing_is_answered_before_the_replication_has_started(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Run,  # noqa: F811
+    promoted: bool,
+) -> None:
+    """Otherwise a new master acknowledges messages that no replica has, and an old one refuses
+    requests that it could forward."""
+    brokers = ControlledSet(tmp_path)
+    real_start = Replication.start
+
+    async def body() -> None:
+        async with brokers.running(3):
+            await brokers.await_in_sync(3)
+            old = await brokers.await_master()
+            held, proceed = asyncio.Event(), asyncio.Event()
+
+            async def start(self: Replication, broker: Broker, *others: Any) -> None:
+                if broker.role.slave != promoted:
+                    held.set()
+                    await proceed.wait()
+                await real_start(self, broker, *others)
+
+            monkeypatch.setattr(Replication, "start", start)
+            async with AsyncAdmin(f"127.0.0.1:{brokers.names.server.port}") as admin:
+                slaves = [one for one in await admin.replicas() if not one.broker.is_master]
+                plan = await admin.plan_promotion("broker-a", slaves[0].broker.id)
+                promotion = asyncio.ensure_future(admin.promote(plan))
+                await held.wait()
+                number = brokers.master() if promoted else old
+                assert number is not None
+                sent = asyncio.ensure_future(brokers.send_to(number, 1))
+                done, _ = await asyncio.wait({sent}, timeout=0.3)
+                proceed.set()
+                await promotion
+                assert not done, f"a request was answered: {sent}"
+                with contextlib.suppress(PeerError):
+                    assert await sent in (ResponseCode.SUCCESS, ResponseCode.SYSTEM_BUSY)
 
     run(body())
 

@@ -208,10 +208,13 @@ class BrokerService:
         try:
             self._registration = self._make_registration(broker, address)
             self._accept_roles(broker)
-            await self._listen(broker, address, self._registration)
-            await replication.start(broker, self.server.after_work, _signer(broker, self._clock))
+            self._server = server = self._make_server(broker, self._registration)
+            # All this before clients are served: a master acknowledges nothing without its replicas
+            # and its controllers, and a slave knows where to forward requests.
+            await replication.start(broker, server.after_work, _signer(broker, self._clock))
             self._observer = ReplicationObserver(self.settings, replication, self._clock)
             self._describe_role(broker, address)
+            await self._listen(server, broker, address)
             sign = _signer(broker, self._clock)
             await check_address(address, config.tls, sign, self._clock)
             await self._register(self._registration)
@@ -304,11 +307,8 @@ class BrokerService:
             return Broker(self.settings, store, address, host, now_ms, role=role)
         return self._make_broker(self.settings, store, address, host, now_ms)
 
-    async def _listen(
-        self, broker: Broker, address: str, registration: NameServerRegistration
-    ) -> None:
-        config = self.settings.current
-        limits = config.server
+    def _make_server(self, broker: Broker, registration: NameServerRegistration) -> Server:
+        limits = self.settings.current.server
         context = broker.context
         request_loop = RequestLoop(
             broker,
@@ -317,7 +317,7 @@ class BrokerService:
             frame_bytes_max=limits.frame_bytes_max,
             header_bytes_max=limits.header_bytes_max,
         )
-        self._server = Server(
+        return Server(
             self.settings,
             broker,
             request_loop,
@@ -334,16 +334,19 @@ class BrokerService:
             on_log=self.replication.log_grew,
             clock=self._clock,
         )
+
+    async def _listen(self, server: Server, broker: Broker, address: str) -> None:
+        config = self.settings.current
         tls = Tls.of(config.tls)
         held = self._held
-        await self._server.start(config.broker.host, config.broker.port, tls, held)
+        await server.start(config.broker.host, config.broker.port, tls, held)
         vip_port = config.broker.port - 2 if config.broker.vip_port < 0 else config.broker.vip_port
         if vip_port > 0:
             try:
-                await self._server.listen_also(config.broker.host, vip_port, tls, held)
+                await server.listen_also(config.broker.host, vip_port, tls, held)
             except OSError as error:
                 log.warning("no VIP channel on port %d (vip_port): %s", vip_port, error)
-        if not context.access.enabled() and not is_loopback(config.broker.host):
+        if not broker.context.access.enabled() and not is_loopback(config.broker.host):
             log.warning(
                 "every client that reaches %s may read and write everything: access control is off "
                 "(access.authentication, access.authorization)",

@@ -3,7 +3,7 @@ from penstock.store.segment cimport Segment, SegmentList
 from penstock.wire cimport layout, octets
 from penstock.wire.record cimport Record
 
-cdef long long _PREFAULT_BYTES
+cdef long long _PREFAULT_BYTES, _PREFAULTS_OF_COPIES
 
 cdef class CommitLog:
     cdef readonly object disk
@@ -23,6 +23,7 @@ cdef class CommitLog:
     cdef long long _segment_end
     cdef long long _allocated_to
     cdef long long _prefaulted_to
+    cdef long long _prefault_asked_to
     cdef object _next
     cdef object _on_roll
 

@@ -30,7 +30,11 @@ DAMAGED_MAX = 10_000
 STAGING_BYTES = 1024 * 1024
 STEP_BYTES_MAX = 64 * 1024 * 1024
 """The maximum of `allocation_step`: half a second of writing at the speed of a fast disk."""
+PREFAULTS_OF_COPIES = 4
+"""So many times PREFAULT_BYTES are faulted in ahead while a slave copies the log of its master, by
+several threads: new pages may cost more time than the copying, most of all in virtual machines."""
 _PREFAULT_BYTES = PREFAULT_BYTES
+_PREFAULTS_OF_COPIES = PREFAULTS_OF_COPIES
 
 NO_ROOM = -1
 """`append` could not get the next blocks or segment; `CommitLog.refusal` says why."""
@@ -78,6 +82,8 @@ class CommitLog:
         self._allocated_to: int = 0
         # When the log gets here, the pool prepares what is ahead; see `_prepare_ahead`.
         self._prefaulted_to: int = 0
+        # Up to this log offset the pool was asked to fault pages in.
+        self._prefault_asked_to: int = 0
         # The segment that the pool makes ahead; taken by the next roll.
         self._next: Future[Segment] | None = None
         # Called with the old and the new segment at every roll; set by `start`.
@@ -143,7 +149,7 @@ class CommitLog:
         if self.by_mapping:
             self.written = self.end
         if self.end > self._prefaulted_to:
-            self._prepare_ahead()
+            self._prepare_ahead(1)
         return offset
 
     def append_raw(self, data: memoryview) -> int:
@@ -167,7 +173,7 @@ class CommitLog:
         self.end += length
         self.written = self.end
         if self.end > self._prefaulted_to:
-            self._prepare_ahead()
+            self._prepare_ahead(_PREFAULTS_OF_COPIES)
         return 0
 
     def make_room(self, size: int) -> int:
@@ -284,23 +290,23 @@ class CommitLog:
             self._resize_staging(min(STAGING_BYTES, segment.size))
             self._target_start = self.end
         self._prefaulted_to = self.end - self.end % _PREFAULT_BYTES
+        self._prefault_asked_to = self._prefaulted_to + _PREFAULT_BYTES
         if self.disk.threads and self.lock_memory:
             self.disk.submit(segment.lock_or_warn)
-        self._prepare_ahead()
+        self._prepare_ahead(1)
 
     def _resize_staging(self, size: int) -> None:
         self._target = memoryview(bytearray(size))
         self._target_size = size
 
-    def _prepare_ahead(self) -> None:
+    def _prepare_ahead(self, prefaults: int) -> None:
         """Have the pool allocate blocks and fault in pages ahead of the write position.
 
         When the segment is allocated to its end, the pool makes the next one.
         """
         segment = self._current
         assert segment is not None
-        begin = self._prefaulted_to + _PREFAULT_BYTES
-        self._prefaulted_to = min(begin, self._segment_end)
+        self._prefaulted_to = min(self._prefaulted_to + _PREFAULT_BYTES, self._segment_end)
         if not self.disk.threads:
             return
         segment_end = self._segment_end
@@ -309,11 +315,15 @@ class CommitLog:
         if ahead == segment_end and self._next is None:
             self._next = self.disk.submit(lambda: self.segments.create(segment_end))
         due = segment.allocated < min(self.end + step, segment_end)
-        if due or self.by_mapping:
-            allocate_to = ahead if due else 0
-            prefault_from = begin if self.by_mapping else segment_end
-            # If it fails, the append that needs the blocks tries again and reports it.
-            self.disk.submit(lambda: segment.prepare(allocate_to, prefault_from))
+        allocate_to = ahead if due else 0
+        wanted = min(self._prefaulted_to + prefaults * _PREFAULT_BYTES, segment_end)
+        starts = range(self._prefault_asked_to, wanted if self.by_mapping else 0, _PREFAULT_BYTES)
+        # If the pool fails, the append that needs the blocks tries again and reports it.
+        for start in starts:
+            self.disk.submit(partial(segment.prepare, allocate_to, start))
+            self._prefault_asked_to = start + _PREFAULT_BYTES
+        if due and not starts:
+            self.disk.submit(partial(segment.allocate, allocate_to))
 
     def close(self) -> None:
         """Close the files."""

@@ -169,7 +169,7 @@ def test_a_record_is_appended_only_where_blocks_are_allocated(
         log.start(0, lambda old, new: None)
         for what, value in todo:
             if what == "ahead":
-                log._prepare_ahead()
+                log._prepare_ahead(1)
             elif what == "pool":
                 disk.work()
             elif what == "space":
