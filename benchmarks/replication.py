@@ -1,8 +1,6 @@
 """Replication: Penstock's master and slave, with both protocols, beside Apache's.
 
-* `catch_up`: a slave that was away copies 2 GiB. MB/s, CPU per MB and per message, memory. Beside
-  it, how fast one thread writes a new file of that size to the page cache: no slave can be much
-  faster than that.
+* `catch_up`: a slave that was away copies 2 GiB. MB/s, CPU per MB and per message, memory.
 * `sends`: 64 threads send 128-byte messages synchronously. The master has one slave and waits for
   it, or it is alone.
 * `stopped`: the same sends to Penstock beside nine slaves that are stopped (SIGSTOP).
@@ -140,31 +138,6 @@ def measure_catch_up(pair: Pair, messages: int) -> CatchUp:
     )
 
 
-@dataclass(frozen=True)
-class PlainWrite:
-    """How fast a new file is written."""
-
-    rate: float
-    cpu_ms_per_mb: float
-
-
-def measure_plain_write(path: Path) -> PlainWrite:
-    """Write a new file, allocated before as a log segment is, and nothing else."""
-    chunk = memoryview(bytes(range(256)) * 4096)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    try:
-        os.posix_fallocate(fd, 0, SIZE)
-        os.fsync(fd)
-        began, cpu = time.monotonic(), time.process_time()
-        for at in range(0, SIZE, len(chunk)):
-            os.pwrite(fd, chunk, at)
-        seconds, cpu = time.monotonic() - began, time.process_time() - cpu
-    finally:
-        os.close(fd)
-        path.unlink()
-    return PlainWrite(SIZE / _MB / seconds, cpu * 1e3 / (SIZE / _MB))
-
-
 def catch_up(root: Path) -> None:
     """The part `catch_up`."""
     stores = root / "first", root / "whole"
@@ -172,11 +145,8 @@ def catch_up(root: Path) -> None:
         *stores, first_bytes=FIRST_BYTES, size=SIZE, body_bytes=CATCH_UP_BODY_BYTES
     )
     results: dict[str, list[CatchUp]] = defaultdict(list)
-    writes: list[PlainWrite] = []
     for number in range(ROUNDS):
         for kind in KINDS:
-            os.sync()
-            writes.append(measure_plain_write(root / "plain"))
             with replica_pairs.pair(kind, root / "pair") as pair:
                 for broker_id, source in enumerate(reversed(stores)):
                     replica_pairs.copy(source, pair.store_dir(broker_id))
@@ -184,11 +154,6 @@ def catch_up(root: Path) -> None:
                 results[kind].append(measure_catch_up(pair, messages))
             print(f"round {number + 1}, {kind}: {results[kind][-1]}, load {load_average()}")
     show_catch_up(results)
-    print(
-        f"a plain write of a new file: {median(one.rate for one in writes):,.0f} MB/s "
-        f"({min(one.rate for one in writes):,.0f} to {max(one.rate for one in writes):,.0f}), "
-        f"CPU {median(one.cpu_ms_per_mb for one in writes):.2f} ms/MB"
-    )
 
 
 def show_catch_up(results: Mapping[str, Sequence[CatchUp]]) -> None:
