@@ -1,5 +1,6 @@
 """The timer against a simple model: random sends, recalls, waits, stops, kills and power cuts."""
 
+import logging
 import shutil
 import tempfile
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.unit.broker.delay.timer_kit import (
     advance,
     advance_in_steps,
     bodies,
+    collect_files,
     crash,
     flush,
     handle_of,
@@ -40,6 +42,7 @@ class TimerMachine(RuleBasedStateMachine):
 
     @initialize(precision=st.sampled_from([1000, 1000, 100]), slots=st.sampled_from([7680, 1280]))
     def begin(self, precision: int, slots: int) -> None:
+        logging.disable()  # pytest keeps the errors that are logged, and with them the brokers
         self.base = Path(tempfile.mkdtemp())
         self.patch = patch.object(TimerWheel, "slots", slots)
         self.patch.start()
@@ -155,6 +158,9 @@ class TimerMachine(RuleBasedStateMachine):
         finally:
             self.env.close()
             self.patch.stop()
+            logging.disable(logging.NOTSET)
+            del self.env  # Hypothesis keeps some of the machines
+            collect_files()
             shutil.rmtree(self.base)
 
 

@@ -115,6 +115,10 @@ def crash(env: BrokerFixture) -> None:
     env.store.flusher.stop()
     env.store.disk.close()
     env.store._lock.release()
-    # Its files are closed when the garbage is collected, which may take long.
+    collect_files()
+
+
+def collect_files() -> None:
+    """Close the files of brokers that are garbage; Python alone may take long to collect it."""
     if len(os.listdir("/proc/self/fd")) > DESCRIPTORS_MAX:
         gc.collect()
