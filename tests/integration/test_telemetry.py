@@ -1,14 +1,21 @@
 """Spans of all kinds of clients, and the traces that they form."""
 
 import asyncio
+import gzip
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import wraps
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -384,15 +391,15 @@ def test_a_send_in_a_handler_continues_the_trace(broker: InProcessBroker, spans:
             broker.address, group="trace-chain", start_at="first", telemetry=spans.provider
         )
 
-        @consumer.on("Orders")
+        @consumer.on("Baskets")
         def bill(message: ReceivedMessage) -> None:
             producer.send(Message("Bills", message.body))
 
-        producer.send(Message("Orders", "42"))
+        producer.send(Message("Baskets", "42"))
         with consumer:
-            broker.wait_until(lambda: spans.named("process Orders"))
-    assert is_child(spans.one("send Bills"), spans.one("process Orders"))
-    assert spans.one("send Bills").context.trace_id == spans.one("send Orders").context.trace_id
+            broker.wait_until(lambda: spans.named("process Baskets"))
+    assert is_child(spans.one("send Bills"), spans.one("process Baskets"))
+    assert spans.one("send Bills").context.trace_id == spans.one("send Baskets").context.trace_id
 
 
 @on_loop
@@ -405,3 +412,63 @@ async def test_clients_without_telemetry_create_no_spans(
     (message,) = broker.messages("Plain")
     assert "traceparent" not in message.properties
     assert [span.name for span in spans.exporter.get_finished_spans()] == ["work"]
+
+
+class Collector(ThreadingHTTPServer):
+    """Accepts OTLP over HTTP, and keeps the names of the spans."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _CollectorRequest)
+        self.names: list[str] = []
+        self.port = self.server_address[1]
+
+
+class _CollectorRequest(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        request = ExportTraceServiceRequest.FromString(body)
+        self.server.names += [
+            span.name
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        ]
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_page_run_and_export(
+    broker: InProcessBroker, collector: Collector
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "telemetry.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 2
+    for block in blocks:
+        program = block.replace("localhost:9876", broker.address).replace(
+            "localhost:4318", f"127.0.0.1:{collector.port}"
+        )
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", program], capture_output=True, timeout=120
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == b"b'42'\n"
+    names = ["checkout", "process Orders", "send Orders"]
+    assert sorted(name for name in collector.names if name != "receive Orders") == names
