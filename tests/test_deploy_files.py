@@ -314,3 +314,32 @@ def test_units_stop_restart_and_protect() -> None:
         (directory,) = unit_lines(path, "WorkingDirectory")
         (state,) = unit_lines(path, "StateDirectory")
         assert directory == f"/var/lib/{state}"
+
+
+PAGES = ("backup.md", "deployment.md", "upgrading.md", "sizing.md", "telemetry.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_and_files_on_the_pages_exist(page: str) -> None:
+    text = (DEPLOY.parent / "docs" / page).read_text()
+    for path in re.findall(r"deploy/[\w./@-]*\w", text):
+        assert (DEPLOY.parent / path).exists(), path
+    blocks = re.findall(r"^ *```sh\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if "penstock" not in words or words[:2] == ["docker", "build"] or words[0] == "kubectl":
+            continue
+        name, *rest = words[len(words) - words[::-1].index("penstock") :] or ["broker"]
+        assert name in COMMANDS, line
+        with click.Context(cli) as context:
+            command = cli.get_command(context, name)
+            assert command is not None
+            if isinstance(command, click.Group):
+                command = command.commands[rest.pop(0)]
+            command.make_context(name, [_existing(word) for word in rest], parent=context)
+
+
+def _existing(word: str) -> str:
+    """Some options name a directory that must exist."""
+    return str(DEPLOY) if word.startswith(("/backup/", "$")) else word
