@@ -72,6 +72,7 @@ class Spans:
 def broker() -> Iterator[InProcessBroker]:
     with InProcessBroker() as broker:
         yield broker
+        broker.topics()  # its loop has seen the ends of all connections
 
 
 @pytest.fixture
