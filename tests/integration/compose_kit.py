@@ -81,6 +81,14 @@ class ComposedServices:
         process.kill()
         process.wait()
 
+    def restart(self, name: str) -> int:
+        """Stop a service with SIGTERM and start it again; returns its exit code."""
+        process = self.processes.pop(name)
+        process.send_signal(signal.SIGTERM)
+        code = process.wait()
+        self.start(name)
+        return code
+
     def stop(self) -> None:
         for process in self.processes.values():
             process.send_signal(signal.SIGTERM)

@@ -5,6 +5,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -58,17 +59,52 @@ def masters(admin: Admin, *, in_sync: int) -> list[str]:
 def test_the_single_machine_cluster_survives_its_master(cluster: ComposedServices) -> None:
     with Admin(f"{HOST}:9876") as admin, Producer(f"{HOST}:9876", group="g") as producer:
         await_true(lambda: masters(admin, in_sync=3), cluster.logs)
-        (first,) = masters(admin, in_sync=3)
         assert producer.send(Message("T", b"1")).status is SendStatus.SEND_OK
         for name in cluster.processes:
             assert cluster.run(name, cluster.health_check(name)) == 0, name
-        # The ports of the brokers are 10911, 10921 and 10931.
-        master = f"broker-{(int(first.partition(':')[2]) - 10_901) // 10}"
+        for port in (10_913, 10_923, 10_933, 9_880):  # the readiness probes of Kubernetes
+            with urllib.request.urlopen(f"http://{HOST}:{port}/readyz", timeout=10) as answer:
+                assert answer.status == 200
+        (first,) = masters(admin, in_sync=3)
+        master = service_of(first)
         cluster.kill(master)
         assert cluster.run(master, cluster.health_check(master)) == 1
         await_true(lambda: masters(admin, in_sync=2), cluster.logs)
         assert masters(admin, in_sync=2) != [first]
         assert producer.send(Message("T", b"2")).status is SendStatus.SEND_OK
+
+
+def service_of(address: str) -> str:
+    """The ports of the brokers are 10911, 10921 and 10931."""
+    return f"broker-{(int(address.partition(':')[2]) - 10_901) // 10}"
+
+
+def test_a_rolling_restart_with_the_master_last_loses_no_send(cluster: ComposedServices) -> None:
+    stopped = threading.Event()
+    results: list[SendStatus] = []
+
+    def send() -> None:
+        with Producer(f"{HOST}:9876", group="g", timeout_ms=30_000) as producer:
+            while not stopped.is_set():
+                results.append(producer.send(Message("T", b"x")).status)
+
+    with Admin(f"{HOST}:9876") as admin:
+        await_true(lambda: masters(admin, in_sync=3), cluster.logs)
+        (first,) = masters(admin, in_sync=3)
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            slaves = [name for name in cluster.names("broker") if name != service_of(first)]
+            for name in (*slaves, service_of(first)):
+                before = len(results)
+                assert cluster.restart(name) == 0
+                await_true(lambda: masters(admin, in_sync=3), cluster.logs)
+                await_true(lambda before=before: len(results) > before, cluster.logs)
+            assert masters(admin, in_sync=3) != [first]
+        finally:
+            stopped.set()
+            sender.join()
+    assert set(results) == {SendStatus.SEND_OK}
 
 
 def unit_command(unit: str, directory: Path, instance: str = "") -> list[str]:
