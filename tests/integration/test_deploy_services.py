@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,8 @@ def test_the_single_machine_cluster_survives_its_master(cluster: ComposedService
         await_true(lambda: masters(admin, in_sync=3), cluster.logs)
         assert producer.send(Message("T", b"1")).status is SendStatus.SEND_OK
         for name in cluster.processes:
-            assert cluster.run(name, cluster.health_check(name)) == 0, name
+            check = partial(cluster.run, name, cluster.health_check(name))
+            await_true(lambda check=check: check() == 0, cluster.logs)
         for port in (10_913, 10_923, 10_933, 9_880):  # the readiness probes of Kubernetes
             with urllib.request.urlopen(f"http://{HOST}:{port}/readyz", timeout=10) as answer:
                 assert answer.status == 200
