@@ -78,8 +78,9 @@ promises and that Penstock does not support, in a file and with `mqadmin updateB
 
 - `inSyncReplicas` above 1 with `brokerRole=ASYNC_MASTER`, for which RocketMQ ignores it: use
   `SYNC_MASTER`.
-- `enableDLegerCommitLog=true`, `enableControllerMode=true`: there is no leader election. Choose the
-  roles with `brokerRole`.
+- `enableDLegerCommitLog=true`: the log of DLedger is not supported. Use `enableControllerMode=true`
+  and `controllerAddr`, with which controllers elect the master.
+- `enableControllerMode=true` without `controllerAddr`: set the addresses of the controllers.
 - `enableSlaveActingMaster=true`: a slave never acts as a master. Set `slaveReadEnable=true` on the
   master and its slaves, so that consumers continue while the master is down.
 - `aclEnable=true` (the access control of RocketMQ 4): use `authenticationEnabled` and

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from difflib import get_close_matches
 from functools import cached_property, wraps
-from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar
+from importlib.util import find_spec
+from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar
 
 from penstock.clock import Clock
 from penstock.errors import BadSetting
@@ -29,6 +30,13 @@ OptionsT = TypeVar("OptionsT")
 ClientT = TypeVar("ClientT")
 
 
+class TracerProvider(Protocol):
+    """OpenTelemetry's class of this name, which need not be installed."""
+
+    def get_tracer(self, name: str, version: str | None = None, /) -> Any:
+        """A tracer for a library."""
+
+
 @dataclass(frozen=True)
 class ClientOptions:
     """Options of all clients.
@@ -36,8 +44,10 @@ class ClientOptions:
     `nameservers` is a list of addresses, or a string with `;` or `,` as separator, or one URL from
     which a list of addresses is read periodically; None: the environment variable NAMESRV_ADDR.
     `ssl=True` encrypts without checking certificates, as RocketMQ's clients do by default. `trace`
-    may be the name of the topic for traces. With `check_crc` consumers skip received messages whose
-    body does not match its CRC, and log an error.
+    may be the name of the topic for traces. `telemetry=True` creates OpenTelemetry spans and passes
+    their context on in messages; it may also be a TracerProvider instead of the global one. With
+    `check_crc` consumers skip received messages whose body does not match its CRC, and log an
+    error.
     """
 
     nameservers: str | Sequence[str] | None = None
@@ -53,6 +63,7 @@ class ClientOptions:
     route_refresh_ms: int = 30_000
     heartbeat_ms: int = 30_000
     trace: bool | str = False
+    telemetry: TracerProvider | bool = False
     check_crc: bool = True
     clock: Clock | None = None
 
@@ -64,6 +75,8 @@ class ClientOptions:
             raise BadSetting(
                 "access_key and secret_key belong together", hint="give both or neither"
             )
+        if self.telemetry and find_spec("opentelemetry") is None:
+            raise BadSetting("telemetry needs OpenTelemetry", hint="pip install 'penstock[otel]'")
 
     @cached_property
     def addresses(self) -> tuple[str, ...]:
@@ -95,6 +108,7 @@ class ClientKeywords(TypedDict, total=False):
     route_refresh_ms: int
     heartbeat_ms: int
     trace: bool | str
+    telemetry: TracerProvider | bool
     check_crc: bool
     clock: Clock | None
 

@@ -8,6 +8,9 @@ from typing import Self
 class Lifetime(ABC):
     """Starts on entering a block and closes on leaving it."""
 
+    carries_context = False
+    """Whether calls depend on the caller's context variables: its current span is the parent."""
+
     @abstractmethod
     async def start(self) -> None: ...
 

@@ -257,9 +257,15 @@ def join_rate_limit(values: Mapping[str, str], rate_before: int = 0) -> Mapping[
 
 
 def join_controllers(values: Mapping[str, str]) -> Mapping[str, str]:
-    """The values without the addresses of controllers unless the mode that uses them is on."""
+    """The values without the addresses of controllers unless the mode that uses them is on.
+
+    With addresses, the mode is in effect: it must not be reported as ignored.
+    """
     if values.get(_CONTROLLER_MODE, "").strip().lower() == "true":
-        return {"replication.protocol": "epochs"} | dict(values)
+        kept = dict(values)
+        if kept.get(_CONTROLLERS):
+            del kept[_CONTROLLER_MODE]
+        return {"replication.protocol": "epochs"} | kept
     return {key: value for key, value in values.items() if key != _CONTROLLERS}
 
 

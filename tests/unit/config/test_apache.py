@@ -138,6 +138,12 @@ def test_invalid_and_unsupported_values_are_refused(line: str, message: str) -> 
         read(line.encode())
 
 
+def test_the_controller_mode_with_addresses_is_not_reported_as_ignored() -> None:
+    loaded = read(b"enableControllerMode=true\ncontrollerAddr=c1:9878;c2:9878")
+    assert loaded.settings.replication.controllers == "c1:9878;c2:9878"
+    assert loaded.warnings == ()
+
+
 def test_values_that_change_nothing_are_accepted() -> None:
     lines = (
         "brokerRole=ASYNC_MASTER", "inSyncReplicas=1", "totalReplicas=3", "messageStorePlugIn=",

@@ -18,6 +18,7 @@ from penstock.client.consumer.offset_store import OffsetStore
 from penstock.client.consumer.rebalance import RebalanceListener, Rebalancer
 from penstock.client.messages import MessageQueue
 from penstock.client.received_message import ReceivedMessage
+from penstock.client.telemetry.options import make_spans
 from penstock.client.trace.trace_writer import Tracer
 
 
@@ -70,8 +71,11 @@ def make_parts(
         resubmit=consumer.resubmit,
     )
     name = f"penstock-{options.group}"
-    calls = HandlerCalls(handlers, completion, tracer, name=name, threads=options.concurrency)
-    iterator_dispatch = None if handlers else IteratorDispatch(session, completion)
+    spans = make_spans(session, group=options.group, broadcast=options.broadcast)
+    calls = HandlerCalls(
+        handlers, completion, tracer, name=name, threads=options.concurrency, spans=spans
+    )
+    iterator_dispatch = None if handlers else IteratorDispatch(session, completion, spans)
     dispatch: Dispatch
     if options.orderly:
         handle: Callable[[list[ReceivedMessage]], Awaitable[Retry | None]] = calls.handle

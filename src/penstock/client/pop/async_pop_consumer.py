@@ -23,6 +23,7 @@ from penstock.client.pop.pop_options import PopConsumerOptions, check_invisible_
 from penstock.client.pop.pop_source import PopLimits, PopSource
 from penstock.client.pop.popped_messages import MESSAGES_MAX, PopTarget, receipt_of
 from penstock.client.received_message import ReceivedMessage
+from penstock.client.telemetry.options import make_spans
 from penstock.client.topic_routes import Route
 from penstock.clock import pause
 from penstock.errors import InvalidParameter, PenstockError, TopicNotExist
@@ -64,6 +65,8 @@ class AsyncPopConsumer(Lifetime):
             from_first=options.start_at == "first",
         )
         self._runner: PopHandlerRunner | None = None
+        self._spans = make_spans(self._session, group=options.group, broadcast=False)
+        self.carries_context = self._spans is not None
         self._turn = 0
         self._buffered: deque[ReceivedMessage] = deque()  # popped and not returned yet
 
@@ -112,6 +115,7 @@ class AsyncPopConsumer(Lifetime):
             invisible_ms = self._options.invisible_ms
         check_invisible_ms(invisible_ms)
         count_max = min(count_max, MESSAGES_MAX)
+        asked_ns = 0 if self._spans is None else self._spans.now_ns()
         while True:
             self._session.check_alive()
             started_ms = clock.monotonic_ms()
@@ -119,6 +123,8 @@ class AsyncPopConsumer(Lifetime):
                 await self._round(PopLimits(count_max, invisible_ms, max(end_ms - started_ms, 0)))
             )
             messages = self._take(count_max)
+            if messages and self._spans is not None:
+                self._spans.received(messages, asked_ns)
             now_ms = clock.monotonic_ms()
             if messages or now_ms >= end_ms:
                 return messages
@@ -127,7 +133,11 @@ class AsyncPopConsumer(Lifetime):
 
     async def ack(self, message: ReceivedMessage) -> None:
         """Acknowledge a message: it is not redelivered. A second call does nothing."""
-        await self._acks.ack(receipt_of(message))
+        if self._spans is None:
+            await self._acks.ack(receipt_of(message))
+            return
+        with self._spans.acking(message):
+            await self._acks.ack(receipt_of(message))
 
     async def extend(self, message: ReceivedMessage, invisible_ms: int) -> None:
         """Change the invisible time, counted from now; 1 ms returns the message to the group."""
@@ -173,6 +183,7 @@ class AsyncPopConsumer(Lifetime):
             self._handlers,
             self._options,
             self._failures,
+            self._spans,
         )
         try:
             await self._runner.run()

@@ -11,10 +11,11 @@ With `fifo` the messages of a queue are handled one by one, and a failure blocks
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from penstock.client.client_session import Session
 from penstock.client.consumer.dispatch.handler_calls import no_handler_error
@@ -35,6 +36,9 @@ from penstock.client.pop.popped_messages import MESSAGES_MAX, PopTarget, receipt
 from penstock.client.received_message import ReceivedMessage
 from penstock.clock import finish_within, pause
 from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.client.telemetry.spans import ClientSpans
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +89,7 @@ class PopHandlerRunner:
         handlers: Handlers,
         options: PopConsumerOptions,
         failures: HandlerFailures,
+        spans: "ClientSpans | None" = None,
     ) -> None:
         self._session = session
         self._group = group
@@ -94,6 +99,7 @@ class PopHandlerRunner:
         self._options = options
         self._send_back = SendBack(session, group, retries_max=options.retries_max)
         self._failures = failures
+        self._spans = spans
         self._slots = asyncio.Semaphore(options.concurrency)
         self._threads: HandlerThreads[_Job] | None = None
         self._held: dict[ReceivedMessage, _HeldMessage] = {}
@@ -214,7 +220,7 @@ class PopHandlerRunner:
                 async with self._slots:
                     if self._stopping is not None:
                         return
-                    failed = await self._handle(message)
+                    failed = await self._handle_observed(message)
                 self._forget(message)
                 delay_ms = await self._complete(message, failed)
                 if delay_ms:
@@ -226,8 +232,21 @@ class PopHandlerRunner:
                 for message in messages:
                     self._forget(message)
 
-    async def _handle(self, message: ReceivedMessage) -> Retry | None:
-        """Call the handler; None if the message is done."""
+    async def _handle_observed(self, message: ReceivedMessage) -> Retry | None:
+        if self._spans is None:
+            return await self._handle(message)
+        span = self._spans.process([message])
+        failed: Retry | None = Retry()
+        try:
+            failed = await self._handle(message, span.failed)
+        finally:
+            span.end(retried=failed is not None)
+        return failed
+
+    async def _handle(
+        self, message: ReceivedMessage, on_error: Callable[[Exception], None] | None = None
+    ) -> Retry | None:
+        """Call the handler; None if the message is done. `on_error` gets what it raises."""
         handler = self._handlers.find(message)
         if handler is None:
             self._failures.report(
@@ -243,6 +262,8 @@ class PopHandlerRunner:
             else:
                 result = await self._in_thread(handler, message)
         except Exception as error:  # raised by the application
+            if on_error is not None:
+                on_error(error)
             self._failures.report(
                 log,
                 message.topic,

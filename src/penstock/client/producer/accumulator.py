@@ -51,10 +51,18 @@ class Accumulator:
     """Collects messages into batches. At most `count_max` messages are without a receipt."""
 
     def __init__(
-        self, send_batch: SendBatch, batching: Batching, clock: Clock, count_max: int = 10_000
+        self,
+        send_batch: SendBatch,
+        batching: Batching,
+        clock: Clock,
+        count_max: int = 10_000,
+        *,
+        prepare: Callable[[Message], Message] | None = None,
     ) -> None:
+        """`prepare` replaces each message when it is added, in the context of the caller."""
         self.in_flight = InFlightLimit(count_max, clock)
         self._send_batch = send_batch
+        self._prepare = prepare
         self._batching = batching
         self._clock = clock
         self._open: dict[_BatchKey, _GatheringBatch] = {}
@@ -71,6 +79,8 @@ class Accumulator:
         if self._closed:
             raise ClientClosed("the producer is closed")
         future: asyncio.Future[SendReceipt] = asyncio.get_running_loop().create_future()
+        if self._prepare is not None:
+            message = self._prepare(message)
         limits, size, alone = self._batching, _size(message), not _can_be_batched(message)
         self.in_flight.add(size)
         if alone or size >= limits.bytes_max:

@@ -16,7 +16,9 @@ from penstock.client.producer.producer_options import ProducerOptions
 from penstock.client.producer.publish_info import QueueSelector
 from penstock.client.producer.request_client import RequestClient, reply_message, send_reply
 from penstock.client.producer.sending import Sender
+from penstock.client.producer.span_sender import SpanSender
 from penstock.client.received_message import ReceivedMessage
+from penstock.client.telemetry.options import make_spans
 from penstock.client.topic_routes import Route
 from penstock.client.trace.trace_writer import Tracer, make_tracer
 from penstock.errors import InvalidParameter, PenstockError
@@ -43,7 +45,11 @@ class AsyncProducer(Lifetime):
         self.options = options
         self.group = options.group
         self._session = Session(options)
+        self._spans = make_spans(self._session)
         self._sender = Sender(self._session, options.group, options)
+        if self._spans is not None:
+            self.carries_context = True
+            self._sender = SpanSender(self._session, options.group, options, self._spans)
         self._requests = RequestClient(self._session)
         batching = options.batching
         self._batching = Batching() if batching is True else batching or None
@@ -65,6 +71,7 @@ class AsyncProducer(Lifetime):
                 self._batching,
                 self._session.clock,
                 self.options.in_flight_max,
+                prepare=None if self._spans is None else self._spans.create,
             )
         await self._session.join(self)
 
@@ -261,6 +268,14 @@ class AsyncProducer(Lifetime):
         return await self._sender.send(message, queue=queue, timeout_ms=timeout_ms, internal=True)
 
     async def _send_together(
+        self, messages: Sequence[Message], queue: MessageQueue | None
+    ) -> Sequence[SendReceipt | PenstockError]:
+        if self._spans is None:
+            return await self._send_request(messages, queue)
+        with self._spans.batch_context(messages):
+            return await self._send_request(messages, queue)
+
+    async def _send_request(
         self, messages: Sequence[Message], queue: MessageQueue | None
     ) -> Sequence[SendReceipt | PenstockError]:
         if len(messages) == 1:

@@ -25,6 +25,7 @@ from penstock.client.messages import MessageQueue
 from penstock.client.pull.pull_core import PullCore, public_queue
 from penstock.client.pull.pull_options import PullConsumerOptions
 from penstock.client.received_message import ReceivedMessage
+from penstock.client.telemetry.options import make_spans
 from penstock.errors import InvalidParameter, QueueNotAssigned
 from penstock.wire.codes import RequestCode
 
@@ -43,6 +44,8 @@ class AsyncPullConsumer(Lifetime):
         self.group = options.group
         self._session = Session(options)
         self._core = PullCore(self._session, options)
+        self._spans = make_spans(self._session, group=options.group, broadcast=options.broadcast)
+        self.carries_context = self._spans is not None
         self._queues = self._core.queues
         self._offsets = self._core.offsets
 
@@ -129,8 +132,11 @@ class AsyncPullConsumer(Lifetime):
             )
         self._core.mark_polled_done()
         end_ms = session.clock.monotonic_ms() + timeout_ms
+        asked_ns = 0 if self._spans is None else self._spans.now_ns()
         while True:
             messages = self._queues.take(count_max)
+            if messages and self._spans is not None:
+                self._spans.received(messages, asked_ns)
             left_ms = end_ms - session.clock.monotonic_ms()
             if messages or left_ms <= 0:
                 return messages

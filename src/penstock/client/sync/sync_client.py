@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import suppress
+from contextvars import copy_context
 from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
@@ -25,6 +26,10 @@ T = TypeVar("T")
 
 class AsyncClient(Protocol):
     """An asyncio client."""
+
+    @property
+    def carries_context(self) -> bool:
+        """Whether calls depend on the caller's context variables."""
 
     async def start(self) -> None: ...
 
@@ -144,7 +149,19 @@ class SyncClient(Generic[ClientT]):
 
     def _run(self, function: Callable[P, Work[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         self._check_caller()
-        return loop_thread().run(function, *args, **kwargs)
+        return loop_thread().run(self._in_context(function), *args, **kwargs)
+
+    def _in_context(self, function: Callable[P, Work[T]]) -> Callable[P, Work[T]]:
+        """The function, called in the context of the caller if the client depends on it."""
+        if not self._client.carries_context:
+            return function
+        context = copy_context()
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> Work[T]:
+            # A task takes over the context in which it is created.
+            return context.run(lambda: asyncio.ensure_future(function(*args, **kwargs)))
+
+        return call
 
     def _call_in_loop(self, work: Callable[[], T]) -> T:
         """Call a function that does not wait: in the loop if the client is started."""

@@ -73,7 +73,7 @@ class _SyncProducer(SyncClient[ProducerT], Generic[ProducerT]):
         in_flight.acquire()
         try:
             future = loop_thread().submit(
-                client.submit,
+                self._in_context(client.submit),
                 message,
                 queue=queue,
                 ordering_key=ordering_key,

@@ -244,6 +244,20 @@ class AsyncTransactionProducer(AsyncProducer):
         """Commit or roll back; UNKNOWN leaves the transaction open. `message` is for the trace."""
         if decision is Decision.UNKNOWN:
             return
+        if self._spans is None:
+            await self._resolve(handle, decision, message, timeout_ms)
+            return
+        topic = self._session.without_namespace(handle.topic)
+        with self._spans.ending(decision.name.lower(), topic, handle.message_id):
+            await self._resolve(handle, decision, message, timeout_ms)
+
+    async def _resolve(
+        self,
+        handle: TransactionHandle,
+        decision: Decision,
+        message: Message | None,
+        timeout_ms: int | None,
+    ) -> None:
         session = self._session
         session.check_alive()
         failures: list[PenstockError] = []

@@ -26,6 +26,8 @@ from penstock.errors import BlockingInLoop, ClientClosed
 class AsyncEcho:
     """An asyncio client without a server."""
 
+    carries_context = False
+
     def __init__(self, name: str = "echo") -> None:
         self.name = name
         self.events: list[str] = []

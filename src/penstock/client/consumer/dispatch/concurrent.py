@@ -138,7 +138,7 @@ class ConcurrentDispatch:
     def _enqueue(self, messages: list[ReceivedMessage]) -> None:
         if self._closing:
             return
-        if self._calls.tracer is not None or not self._handlers.any(is_async=False):
+        if self._calls.observed or not self._handlers.any(is_async=False):
             self._enqueue_for_tasks(self._split(messages))
         elif not self._handlers.any(is_async=True):
             self._threads.submit(self._split(messages))
@@ -214,7 +214,7 @@ class ConcurrentDispatch:
     async def _handle_jobs(self, count_max: int) -> None:
         """Handle up to `count_max` jobs."""
         jobs, clock, find = self._jobs, self._clock, self._handlers.find
-        traced = self._calls.tracer is not None
+        observed = self._calls.observed
         now_ms = clock.monotonic_ms()
         for _ in range(count_max):
             if not jobs:
@@ -222,7 +222,7 @@ class ConcurrentDispatch:
             job = jobs.popleft()
             if jobs and not self._waking:
                 self._wake_worker()
-            if traced or isinstance(job, list):
+            if observed or isinstance(job, list):
                 await self._handle(job if isinstance(job, list) else [job])
                 now_ms = clock.monotonic_ms()
                 continue
@@ -249,7 +249,7 @@ class ConcurrentDispatch:
             process_queue.busy_ms += now_ms - job.handling_since_ms
 
     async def _handle(self, messages: list[ReceivedMessage]) -> None:
-        """Handle a list of messages, or messages that are traced."""
+        """Handle a list of messages, or messages of an observed consumer."""
         messages = self._mark_handling(messages)
         if messages:
             await self._completion.complete(messages, await self._calls.handle(messages))

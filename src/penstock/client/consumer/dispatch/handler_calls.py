@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
-from typing import cast
+from contextvars import ContextVar, copy_context
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from penstock.client.client_session import Session
 from penstock.client.consumer.dispatch.completion import Completion
@@ -13,12 +14,15 @@ from penstock.client.received_message import ReceivedMessage
 from penstock.client.trace.trace_writer import ConsumeCode, Tracer
 from penstock.errors import ClientError
 
+if TYPE_CHECKING:
+    from penstock.client.telemetry.spans import ClientSpans
+
 _HANDLING: ContextVar[tuple[Completion, ...]] = ContextVar("penstock_handling", default=())
 """The consumers whose handlers run in this task, or in a task that started it."""
 
 
 class HandlerCalls:
-    """Calls handlers for ordered queues, for tools, and for traced consumers."""
+    """Calls handlers for ordered queues, for tools, and for observed consumers."""
 
     def __init__(
         self,
@@ -28,10 +32,14 @@ class HandlerCalls:
         *,
         name: str,
         threads: int,
+        spans: "ClientSpans | None" = None,
     ) -> None:
         self._handlers = handlers
         self._completion = completion
         self.tracer = tracer
+        self._spans = spans
+        self.observed = tracer is not None or spans is not None
+        """Whether each call of a handler is traced, or has a span."""
         self._threads: HandlerThreads[_ThreadCall] = HandlerThreads(
             name, threads, run=lambda call: call.function(call.argument), done=_complete_call
         )
@@ -39,21 +47,31 @@ class HandlerCalls:
     async def handle(self, messages: list[ReceivedMessage]) -> Retry | None:
         """Call the handler of these messages (of one queue); returns None if they are done."""
         token = self.tracer.consuming(messages) if self.tracer is not None else None
+        span = None
+        if self._spans is not None:
+            span = self._spans.process(messages, batch=self._handlers.takes_list)
         code = ConsumeCode.SUCCESS
         try:
             result = retry_from_result(await self.call(messages))
         except BaseException as error:
+            if span is not None:
+                span.failed(error)
             if ends_task(error):
+                if span is not None:
+                    span.end(retried=True)
                 raise
             self._completion.log_failure(messages, error)
             result, code = Retry(), ConsumeCode.EXCEPTION
-        if self.tracer is not None:
+        if self.observed:
             failed = result is not None or any(
                 message.retry_level is not None for message in messages
             )
             if failed and code is ConsumeCode.SUCCESS:
                 code = ConsumeCode.FAILED
-            self.tracer.consumed(token, code)
+            if self.tracer is not None:
+                self.tracer.consumed(token, code)
+            if span is not None:
+                span.end(retried=failed)
         return result
 
     async def call(self, messages: list[ReceivedMessage]) -> object:
@@ -65,7 +83,12 @@ class HandlerCalls:
         if handler.is_async:
             mark_handling(self._completion)
             return await cast(Awaitable[object], handler.function(argument))
-        call = _ThreadCall(handler.function, argument, asyncio.get_running_loop().create_future())
+        function = handler.function
+        if self._spans is not None:  # the span is current in the thread as well
+            context = copy_context()
+            context.run(_HANDLING.set, ())  # it is not an async handler
+            function = partial(context.run, function)
+        call = _ThreadCall(function, argument, asyncio.get_running_loop().create_future())
         self._threads.submit((call,))
         return await call.returned
 

@@ -41,7 +41,7 @@ class Handlers:
     """All handlers of a consumer, by topic (without namespace)."""
 
     def __init__(self, *, takes_list: bool = False) -> None:
-        self._takes_list = takes_list
+        self.takes_list = takes_list
         self._by_topic: dict[str, list[Handler]] = {}
         self._kinds: set[bool] = set()
 
@@ -51,7 +51,7 @@ class Handlers:
                 f"the handler of topic {topic} is a generator function",
                 hint="a handler must not yield",
             )
-        handler = Handler(function, topic, split_tags(tags), _is_async(function), self._takes_list)
+        handler = Handler(function, topic, split_tags(tags), _is_async(function), self.takes_list)
         self._by_topic.setdefault(topic, []).append(handler)
         self._kinds.add(handler.is_async)
 

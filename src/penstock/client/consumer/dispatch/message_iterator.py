@@ -4,13 +4,16 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from penstock.client.client_session import Session
 from penstock.client.consumer.dispatch.completion import Completion
 from penstock.client.consumer.dispatch.handlers import Retry, retry_for
 from penstock.client.consumer.process_queue import ProcessQueue, process_queue_of
 from penstock.client.received_message import FINISHED, HANDLING, ReceivedMessage
+
+if TYPE_CHECKING:
+    from penstock.client.telemetry.spans import ClientSpans
 
 
 class IteratorDispatch:
@@ -20,8 +23,11 @@ class IteratorDispatch:
     consumer closes are not done and will be redelivered.
     """
 
-    def __init__(self, session: Session, completion: Completion) -> None:
+    def __init__(
+        self, session: Session, completion: Completion, spans: "ClientSpans | None" = None
+    ) -> None:
         self._session = session
+        self._spans = spans
         self._completion = completion
         self._waiting: deque[ReceivedMessage] = deque()
         self._readers: deque[asyncio.Future[None]] = deque()
@@ -66,6 +72,7 @@ class IteratorDispatch:
 
     async def next_message(self) -> ReceivedMessage | None:
         """The next message; None when the consumer is closed."""
+        asked_ns = 0 if self._spans is None else self._spans.now_ns()
         while not self._closed:
             while self._waiting:
                 message = self._waiting.popleft()
@@ -74,6 +81,8 @@ class IteratorDispatch:
                     continue
                 message.state = HANDLING
                 message.handling_since_ms = self._session.clock.monotonic_ms()
+                if self._spans is not None:
+                    self._spans.received([message], asked_ns)
                 return message
             reader = asyncio.get_running_loop().create_future()
             self._readers.append(reader)
