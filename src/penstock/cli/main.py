@@ -19,6 +19,10 @@ from penstock.version import VERSION
 # name → (module:attribute, short help)
 COMMANDS = {
     "acl": ("penstock.cli.acl:acl", "Manage access rules: grant, deny, list, get, delete."),
+    "bench": (
+        "penstock.cli.bench.bench_command:bench",
+        "Measure a cluster: send, consume, e2e.",
+    ),
     "broker": ("penstock.cli.broker_command:broker", "Run a broker."),
     "cluster": (
         "penstock.cli.cluster:cluster",
