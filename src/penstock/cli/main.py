@@ -41,6 +41,10 @@ COMMANDS = {
         "Inspect store files: stat, verify, dump.",
     ),
     "tail": ("penstock.cli.tail:tail", "Print the messages of a topic as they arrive."),
+    "top": (
+        "penstock.cli.top.top_command:top",
+        "Show a live screen of brokers, topics and groups.",
+    ),
     "topic": ("penstock.cli.topic:topic", "Manage topics: list, create, describe, delete."),
     "up": ("penstock.cli.up:up", "Run a NameServer and brokers on this machine."),
     "user": ("penstock.cli.user:user", "Manage users: create, update, list, get, delete."),
