@@ -9,6 +9,7 @@ from penstock.metrics import Registry, Sample
 from penstock.server.nameserver_registration import NameServerState
 from penstock.server.replication.controlled_broker import ControlledBroker
 from penstock.server.replication.forwarding import Forwarding
+from penstock.server.rpc_latency import add_rpc_metrics
 from penstock.server.server import Server
 
 _NAMESERVER = ("nameserver",)
@@ -19,6 +20,7 @@ def add_server_metrics(
 ) -> None:
     """Add the metrics of a server. `handler_refusals` are those of its router."""
     executor = server.answer_executor
+    add_rpc_metrics(registry, server.rpc_latency, server.request_loop)
     registry.gauge(
         "penstock_connections",
         "Open connections.",
