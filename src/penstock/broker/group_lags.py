@@ -115,7 +115,7 @@ class GroupLags:
     def _oldest(self, messages: tuple[First, ...]) -> int | None:
         oldest = None
         for key in messages:
-            time_ms = self._known.get(key)
+            time_ms = self._known.get(key) or self._asked.get(key)
             if time_ms is None:
                 time_ms = stored_ms(self._context.store, *key)
             if time_ms > 0:  # a message that is not readable has no time
