@@ -91,7 +91,7 @@ def test_end_to_end_receives_what_it_sends(up: Up) -> None:
     check(found)
     assert found["messages"] == 100
     assert found["received"] == 120
-    assert (found["lost"], found["duplicates"]) == (0, 0)
+    assert found["lost"] == 0  # duplicates are allowed: a queue may move to the second consumer
     assert (topics(up), groups(up)) == before
 
 
