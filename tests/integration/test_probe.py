@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -178,8 +178,8 @@ def test_event_loop_runs_while_many_metrics_are_written() -> None:
         turns = 0
         seen: list[int] = []
 
-        def many() -> list[tuple[tuple[str], int]]:
-            return [((str(n),), n) for n in range(10_000)]
+        def many() -> Iterator[tuple[tuple[str], int]]:
+            return (((str(n),), n) for n in range(40_000))
 
         async def count() -> None:
             nonlocal turns

@@ -11,11 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.broker.broker_metrics import broker_metrics
 from penstock.broker.consumers.client_groups import GroupMember
+from penstock.broker.group_lags import GroupLags
 from penstock.broker.replica_role import ReplicaRole
 from penstock.broker.stats import FlowCounter
 from penstock.config import BrokerConfig, LiveSettings, Settings
 from penstock.metrics import Registry, Sample
 from penstock.server.nameserver_registration import NameServerState
+from penstock.server.request_loop import RequestLoop
+from penstock.server.rpc_latency import RpcLatency
 from penstock.server.server_metrics import (
     add_process_metrics,
     add_registration_metrics,
@@ -108,13 +111,17 @@ def fake_broker() -> Any:
     flow = FlowCounter()
     flow.nums, flow.size, flow.behind_ms = 5, 500, 70
     offsets = {"orders@pay": {0: 2, 1: 0}, "%RETRY%pay@pay": {0: 9}}
+    queue = SimpleNamespace(min_offset=1, visible_max=lambda confirmed: 7)
+    topics = {b"orders": {0: queue, 1: queue}, b"%RETRY%pay": {0: queue}}
     store = SimpleNamespace(
-        queues=SimpleNamespace(rows=rows), refusal=None,
+        queues=SimpleNamespace(rows=rows, topics=topics), refusal=None, confirm_offset=5000,
+        writer=SimpleNamespace(size_counts=[5, 2, 1, 0, 0, 0, 0], put_bytes=710),
         log=SimpleNamespace(end=5000, begin=lambda: 1000, damaged={7}),
-        flusher=SimpleNamespace(flushed=lambda: 4900),
+        flusher=SimpleNamespace(
+            flushed=lambda: 4900, sync_times=lambda: ([0, 3, *[0] * 14], 600_000_000)
+        ),
         report=Report(damaged_ranges=2, damaged_bytes=600, saved_bytes=70),
         scrub=SimpleNamespace(records=900, damaged={("commitlog/0", 5), ("commitlog/0", 90)}),
-        min_offset=lambda topic, queue: 1, max_offset=lambda topic, queue: 7,
     )  # fmt: skip
     java = GroupMember(1, "c1", "h:1", 0, 493, 0)
     go = GroupMember(2, "c2", "h:2", 9, 317, 0)
@@ -126,7 +133,8 @@ def fake_broker() -> Any:
         topics=SimpleNamespace(table=SimpleNamespace(topics={"a": 1, "b": 2})),
         groups=SimpleNamespace(table=SimpleNamespace(groups={"pay": 1})),
         offsets=SimpleNamespace(
-            table=SimpleNamespace(wrapper=lambda: SimpleNamespace(offset_table=offsets))
+            table=SimpleNamespace(wrapper=lambda: SimpleNamespace(offset_table=offsets)),
+            pulled_in=lambda group, topic: {0: 6} if topic == "orders" else {},
         ),
         clients=SimpleNamespace(
             producer_groups=lambda: {"p": [java], "q": [java, go]}, consumer_groups=lambda: [group]
@@ -151,22 +159,39 @@ def fake_broker() -> Any:
     )
 
 
+def fake_lags(context: Any) -> GroupLags:
+    """The lags as a scrape takes them; store times are set instead of read."""
+    lags = GroupLags(context)
+    rows = [one for step in lags.collect() for one in step]
+    for one in rows:
+        if one.lag:
+            one.uncommitted_ms, one.unpulled_ms = 4_000, 6_000
+    lags.earliest_ms = 1_000
+    lags.take(rows, 10_000)
+    return lags
+
+
 def broker_registry(broker: Any = None) -> Registry:
+    broker = broker or fake_broker()
+    request_loop = RequestLoop(broker)
+    request_loop.count_sends(0, 3, 0, 2_500_000)
+    latency = RpcLatency()
+    latency.observe_read({11 << 16 | 19: 2}, 30_000_000)
     server = SimpleNamespace(
         bad_frames=1,
         refused_connections=2,
         memory=SimpleNamespace(used=3),
         lag_ms_max=4.5,
         connections={1: 0, 2: 0},
-        request_loop=SimpleNamespace(requests=99, refusals={"NoPermission": 1}),
+        request_loop=request_loop,
+        rpc_latency=latency,
         answer_executor=SimpleNamespace(thread_jobs=6, refusals={}),
     )
     states = [
         NameServerState("n1:9876", registered=True, success_ms=5500),
         NameServerState("n2:9876", failures=4),
     ]
-    broker = broker or fake_broker()
-    registry = broker_metrics(broker)
+    registry = broker_metrics(broker, fake_lags(broker.context))
     add_server_metrics(registry, cast(Any, server), broker.router.refusals)
     add_registration_metrics(registry, states)
     add_process_metrics(registry)
@@ -217,8 +242,30 @@ def broker_registry(broker: Any = None) -> Registry:
         ("penstock_connections", {}, 2),
         ("penstock_suspended_requests", {}, 3),
         ("penstock_sends_total", {"outcome": "refused"}, 2),
-        ("penstock_refused_total", {"cause": "NoPermission"}, 4),
-        ("penstock_requests_total", {}, 99),
+        ("penstock_refused_total", {"cause": "NoPermission"}, 3),
+        ("penstock_requests_total", {}, 0),
+        ("rocketmq_consumer_lag_latency", {"topic": "orders", "consumer_group": "pay",
+                                           "is_system": "false", "is_retry": "false"}, 6_000),
+        ("rocketmq_consumer_lag_latency", {"topic": "%RETRY%pay", "consumer_group": "pay",
+                                           "is_system": "false", "is_retry": "true"}, 0),
+        # Queue 0 was pulled up to offset 6, queue 1 was not.
+        ("rocketmq_consumer_ready_messages", {"topic": "orders", "consumer_group": "pay",
+                                              "is_system": "false", "is_retry": "false"}, 1 + 6),
+        ("rocketmq_consumer_queueing_latency", {"topic": "orders", "consumer_group": "pay",
+                                                "is_system": "false", "is_retry": "false"}, 4_000),
+        ("rocketmq_storage_message_reserve_time",
+         {"storage_type": "local", "storage_medium": "disk"}, 9_000),
+        ("rocketmq_message_size_bucket", {"le": "4096"}, 7),
+        ("rocketmq_message_size_sum", {}, 710),
+        ("penstock_flush_seconds_bucket", {"le": "0.000128"}, 0),
+        ("penstock_flush_seconds_bucket", {"le": "0.000256"}, 3),
+        ("penstock_flush_seconds_sum", {}, 0.6),
+        ("rocketmq_rpc_latency_bucket",
+         {"le": "3", "protocol_type": "remoting", "request_code": "send_message_v2",
+          "response_code": "success", "is_long_polling": "false", "result": "success"}, 3),
+        ("rocketmq_rpc_latency_sum",
+         {"protocol_type": "remoting", "request_code": "pull_message",
+          "response_code": "pull_not_found", "is_long_polling": "false", "result": "success"}, 60),
         ("penstock_loop_lag_ms_max", {}, 4.5),
         ("penstock_replication_role", {"role": "async_master"}, 1),
         ("penstock_replication_role", {"role": "slave"}, 0),

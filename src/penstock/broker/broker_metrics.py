@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from penstock.broker.context import BrokerContext
+from penstock.broker.group_lags import GroupLag, GroupLags
 from penstock.broker.replication_metrics import add_replication_metrics
 from penstock.broker.stats import FlowCounter
-from penstock.metrics import Registry, Sample
+from penstock.metrics import Histogram, HistogramFamily, Registry, Sample
+from penstock.store import native
+from penstock.store.put import SIZE_BOUNDS
 from penstock.wire.codes import (
     RETRY_TOPIC_PREFIX,
     is_system_group,
@@ -22,17 +25,18 @@ from penstock.wire.codes import (
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
+    from penstock.store.store import MessageStore
 
 STORAGE = ("storage_type", "storage_medium")
 LOCAL_DISK = ("local", "disk")
 
 
-def broker_metrics(broker: Broker) -> Registry:
-    """All metrics of a broker but those of its server."""
+def broker_metrics(broker: Broker, lags: GroupLags) -> Registry:
+    """All metrics of a broker but those of its server. `lags` are taken before each scrape."""
     config = broker.context.settings.current.broker
     registry = Registry({"cluster": config.cluster, "node_type": "broker", "node_id": config.name})
     _add_messages(registry, broker.context)
-    _add_consumers(registry, broker.context)
+    _add_consumers(registry, broker.context, lags)
     if broker.master is not None:
         _add_delay(registry, broker)
         broker.timers.add_metrics(registry)
@@ -40,7 +44,7 @@ def broker_metrics(broker: Broker) -> Registry:
         broker.pop.add_metrics(registry)
         broker.replies.add_metrics(registry)
     _add_clients(registry, broker.context)
-    _add_storage(registry, broker.context)
+    _add_storage(registry, broker.context, lags)
     _add_requests(registry, broker)
     add_replication_metrics(registry, broker.context)
     return registry
@@ -55,26 +59,30 @@ def _add_messages(registry: Registry, context: BrokerContext) -> None:
         "rocketmq_messages_in_total",
         "Messages stored since the start.",
         topic,
-        read=lambda: _stored(context, 0),
+        read=lambda: [(q.topic, q.puts) for q in context.store.queues.rows],
+        finish=_by_topic,
     )
     registry.counter(
         "rocketmq_throughput_in_total",
         "Bytes of messages stored since the start.",
         topic,
-        read=lambda: _stored(context, 1),
+        read=lambda: [(q.topic, q.put_bytes) for q in context.store.queues.rows],
+        finish=_by_topic,
     )
     group = ("topic", "consumer_group", "is_system", "is_retry")
     registry.counter(
         "rocketmq_messages_out_total",
         "Messages delivered to consumers since the start.",
         group,
-        read=lambda: _delivered(context, lambda flow: flow.nums),
+        read=lambda: list(context.stats.groups.items()),
+        finish=lambda found: _delivered(found, lambda flow: flow.nums),
     )
     registry.counter(
         "rocketmq_throughput_out_total",
         "Bytes of messages delivered to consumers.",
         group,
-        read=lambda: _delivered(context, lambda flow: flow.size),
+        read=lambda: list(context.stats.groups.items()),
+        finish=lambda found: _delivered(found, lambda flow: flow.size),
     )
     registry.gauge(
         "rocketmq_topic_number",
@@ -93,54 +101,82 @@ def _add_messages(registry: Registry, context: BrokerContext) -> None:
     )
 
 
-def _stored(context: BrokerContext, column: int) -> Iterator[Sample]:
+def _by_topic(queues: list[tuple[bytes, int]]) -> Iterator[Sample]:
     """Messages or bytes by topic, summed over its queues."""
     sums: Counter[bytes] = Counter()
-    for queue in context.store.queues.rows:
-        if queue.puts:
-            sums[queue.topic] += queue.put_bytes if column else queue.puts
+    for name, count in queues:
+        if count:
+            sums[name] += count
     for name, count in sums.items():
         topic = name.decode("utf-8", "replace")
         yield (topic, _truth(is_system_topic(topic))), count
 
 
-def _delivered(context: BrokerContext, value: Callable[[FlowCounter], int]) -> Iterator[Sample]:
-    for (topic, group), flow in list(context.stats.groups.items()):
+def _delivered(
+    flows: list[tuple[tuple[str, str], FlowCounter]], value: Callable[[FlowCounter], int]
+) -> Iterator[Sample]:
+    for (topic, group), flow in flows:
         yield (topic, group, *_kind_labels(topic, group)), value(flow)
 
 
 # --- consumers -----------------------------------------------------------------------------------
 
 
-def _add_consumers(registry: Registry, context: BrokerContext) -> None:
+def _add_consumers(registry: Registry, context: BrokerContext, lags: GroupLags) -> None:
     labels = ("consumer_group", "topic", "is_system", "is_retry")
-    registry.gauge(
-        "rocketmq_consumer_lag_messages",
+
+    def add(name: str, help: str, value: Callable[[GroupLag], int | None]) -> None:
+        registry.gauge(
+            f"rocketmq_consumer_{name}",
+            help,
+            labels,
+            read=lambda: lags.rows,
+            finish=lambda rows: _group_lags(rows, value),
+        )
+
+    def age(time_ms: int | None, count: int) -> int | None:
+        if count == 0:
+            return 0
+        return None if time_ms is None else max(lags.taken_ms - time_ms, 0)
+
+    add(
+        "lag_messages",
         "Messages that the group has not committed, in queues where it has committed an offset.",
-        labels,
-        read=lambda: _consumer_lags(context),
+        lambda one: one.lag,
+    )
+    add(
+        "lag_latency",
+        "Age of the oldest of these messages, in ms.",
+        lambda one: age(one.uncommitted_ms, one.lag),
+    )
+    add(
+        "ready_messages",
+        "Messages that the group has not pulled, in the same queues.",
+        lambda one: one.ready,
+    )
+    add(
+        "queueing_latency",
+        "Age of the oldest message that the group has not pulled, in ms.",
+        lambda one: age(one.unpulled_ms, one.ready),
     )
     registry.gauge(
         "penstock_consumer_behind_ms",
         "How much older than the broker's newest message the first message of the last pull was.",
         labels,
-        read=lambda: _pull_delays(context),
+        read=lambda: list(context.stats.groups.items()),
+        finish=_pull_delays,
     )
 
 
-def _consumer_lags(context: BrokerContext) -> Iterator[Sample]:
-    store = context.store
-    for key, offsets in list(context.offsets.table.wrapper().offset_table.items()):
-        topic, _, group = key.rpartition("@")
-        lag = 0
-        for queue_id, offset in offsets.items():
-            first, end = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
-            lag += max(end - max(offset, first), 0)
-        yield (group, topic, *_kind_labels(topic, group)), lag
+def _group_lags(rows: list[GroupLag], value: Callable[[GroupLag], int | None]) -> Iterator[Sample]:
+    for one in rows:
+        number = value(one)
+        if number is not None:
+            yield (one.group, one.topic, *_kind_labels(one.topic, one.group)), number
 
 
-def _pull_delays(context: BrokerContext) -> Iterator[Sample]:
-    for (topic, group), flow in list(context.stats.groups.items()):
+def _pull_delays(flows: list[tuple[tuple[str, str], FlowCounter]]) -> Iterator[Sample]:
+    for (topic, group), flow in flows:
         yield (group, topic, *_kind_labels(topic, group)), flow.behind_ms
 
 
@@ -229,8 +265,30 @@ def _consumers(context: BrokerContext) -> Iterator[Sample]:
 # --- store ---------------------------------------------------------------------------------------
 
 
-def _add_storage(registry: Registry, context: BrokerContext) -> None:
+def _add_storage(registry: Registry, context: BrokerContext, lags: GroupLags) -> None:
     store = context.store
+    registry.add(
+        HistogramFamily(
+            "rocketmq_message_size",
+            "Sizes of stored messages in bytes, with their properties.",
+            lambda: [((), _sizes(store))],
+        )
+    )
+    registry.add(
+        HistogramFamily(
+            "penstock_flush_seconds",
+            "Time of the flushes of the log (fdatasync).",
+            lambda: [((), _flush_times(store))],
+        )
+    )
+    registry.gauge(
+        "rocketmq_storage_message_reserve_time",
+        "Age of the oldest stored message, in ms.",
+        STORAGE,
+        read=lambda: (
+            [(LOCAL_DISK, max(lags.taken_ms - lags.earliest_ms, 0))] if lags.earliest_ms > 0 else []
+        ),
+    )
     registry.gauge(
         "rocketmq_storage_size",
         "Bytes of the commit log.",
@@ -249,6 +307,15 @@ def _add_storage(registry: Registry, context: BrokerContext) -> None:
         STORAGE,
         read=lambda: [(LOCAL_DISK, 0)],
     )
+    registry.gauge(
+        "penstock_store_writable",
+        "1 while the store accepts messages.",
+        read=lambda: store.refusal is None,
+    )
+    _add_damage(registry, store)
+
+
+def _add_damage(registry: Registry, store: MessageStore) -> None:
     registry.gauge(
         "penstock_store_damaged_ranges",
         "Damaged ranges of the log that the recovery at the start found and skipped.",
@@ -279,11 +346,17 @@ def _add_storage(registry: Registry, context: BrokerContext) -> None:
         "Bytes that the recovery at the start cut from the log's end, after saving them.",
         read=lambda: store.report.saved_bytes,
     )
-    registry.gauge(
-        "penstock_store_writable",
-        "1 while the store accepts messages.",
-        read=lambda: store.refusal is None,
-    )
+
+
+def _sizes(store: MessageStore) -> Histogram:
+    writer = store.writer
+    return Histogram.of(SIZE_BOUNDS, list(writer.size_counts), writer.put_bytes)
+
+
+def _flush_times(store: MessageStore) -> Histogram:
+    counts, total_ns = store.flusher.sync_times()
+    bounds = [native.SYNC_BOUND_NS * 2**n / 1e9 for n in range(len(counts) - 1)]
+    return Histogram.of(bounds, counts, total_ns / 1e9)
 
 
 # --- requests -------------------------------------------------------------------------------------

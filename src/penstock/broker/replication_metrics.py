@@ -36,7 +36,7 @@ def add_replication_metrics(registry: Registry, context: BrokerContext) -> None:
 def _add_master_metrics(registry: Registry, context: BrokerContext) -> None:
     log = context.store.log
 
-    def add(name: str, help: str, value: Callable[[SlaveState], int]) -> None:
+    def add(name: str, help: str, value: Callable[[SlaveState], float]) -> None:
         registry.gauge(
             f"penstock_replication_slave_{name}",
             help,
@@ -55,6 +55,11 @@ def _add_master_metrics(registry: Registry, context: BrokerContext) -> None:
         "behind_bytes",
         "Bytes of the log that the slave has not acknowledged.",
         lambda one: max(log.end - one.acknowledged, 0),
+    )
+    add(
+        "behind_seconds",
+        "For how long the slave has not had all of the log.",
+        lambda one: one.behind_ms / 1000,
     )
     add(
         "acknowledges_flushed",

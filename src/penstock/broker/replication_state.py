@@ -23,6 +23,8 @@ class SlaveState:
     acknowledges_flushed: bool
     """Whether it acknowledges what is on its disk, not only what has arrived."""
     bytes_per_second: int
+    behind_ms: int = 0
+    """For how long it has not had all of the master's log."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,10 @@ from penstock.version import VERSION
 # name → (module:attribute, short help)
 COMMANDS = {
     "acl": ("penstock.cli.acl:acl", "Manage access rules: grant, deny, list, get, delete."),
+    "bench": (
+        "penstock.cli.bench.bench_command:bench",
+        "Measure a cluster: send, consume, e2e.",
+    ),
     "broker": ("penstock.cli.broker_command:broker", "Run a broker."),
     "cluster": (
         "penstock.cli.cluster:cluster",
@@ -37,6 +41,10 @@ COMMANDS = {
         "Inspect store files: stat, verify, dump.",
     ),
     "tail": ("penstock.cli.tail:tail", "Print the messages of a topic as they arrive."),
+    "top": (
+        "penstock.cli.top.top_command:top",
+        "Show a live screen of brokers, topics and groups.",
+    ),
     "topic": ("penstock.cli.topic:topic", "Manage topics: list, create, describe, delete."),
     "up": ("penstock.cli.up:up", "Run a NameServer and brokers on this machine."),
     "user": ("penstock.cli.user:user", "Manage users: create, update, list, get, delete."),

@@ -137,7 +137,11 @@ class BrokerOptions(ServerAccess):
         return [broker.address for broker in brokers]
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run(
+    work: Coroutine[Any, Any, T],
+    *,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> T:
     """Run `work` and return its result. SIGTERM interrupts it as Ctrl-C does.
 
     Warnings of the client, such as an unreachable broker, go to stderr.
@@ -154,7 +158,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         return await work
 
     try:
-        return asyncio.run(main())
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(main())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:

@@ -74,8 +74,11 @@ class ExecutorServer(Protocol):
     @property
     def connections(self) -> Mapping[int, ResponseConnection]: ...
 
-    def send_flushed(self, connection: ResponseConnection, reply: EncodedReply) -> None:
+    def send_flushed(self, pending: PendingResponse, reply: EncodedReply) -> None:
         """Send a response when the log is flushed up to its offset."""
+
+    def responded(self, pending: PendingResponse, response_code: int) -> None:
+        """A response was written after the read of its request was served."""
 
     def soon(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call a function in the next loop iteration."""
@@ -141,7 +144,7 @@ class AnswerExecutor:
         elif isinstance(answer, Suspend):
             self._suspend(pending, answer)
         elif isinstance(answer, EncodedReply):
-            self._server.send_flushed(pending.connection, answer)
+            self._server.send_flushed(pending, answer)
         elif isinstance(answer, RegisterTopics):
             self._register_topics(pending, answer)
         elif isinstance(answer, QueryRoute):
@@ -213,10 +216,12 @@ class AnswerExecutor:
                 body=reply.body,
                 remark=reply.remark,
             )
+            code = reply.code
         except PenstockError as error:  # it is too long, or a field is
-            remark = error.remark()
-            data = response(error.code, pending.opaque, pending.encoding, remark=remark)
+            code, remark = error.code, error.remark()
+            data = response(code, pending.opaque, pending.encoding, remark=remark)
         pending.connection.write(data)
+        self._server.responded(pending, code)
 
     def _run_in_thread(self, pending: PendingResponse, job: InThread) -> None:
         pending.connection.adjust_in_flight(1)
@@ -299,7 +304,7 @@ class AnswerExecutor:
                 busy = SystemBusy.over(what, figure=figure, limit=limit, unit="requests")
                 self._reply(pending, refusal(busy))
                 return
-        self._long_polling.add(client, pending, suspend)
+        self._long_polling.add(client, pending.suspend(), suspend)
         self._server.tick_at(suspend.deadline_ms)
 
     def wake(self, suspended: SuspendedRequest, last: bool) -> None:

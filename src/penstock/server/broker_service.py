@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.broker.broker import Broker
 from penstock.broker.broker_metrics import broker_metrics
+from penstock.broker.group_lags import GroupLags
 from penstock.broker.replica_role import ReplicaRole
 from penstock.clock import Clock, LoopClock, pause
 from penstock.config import LiveSettings, Settings
@@ -36,6 +37,7 @@ from penstock.server.replication.replication import ControlledReplica, Replicati
 from penstock.server.replication.role_changes import RoleChanges
 from penstock.server.request_loop import RequestLoop
 from penstock.server.route_queries import RouteQueries
+from penstock.server.scrape import read_lags
 from penstock.server.server import Server
 from penstock.server.server_metrics import (
     add_contact_metrics,
@@ -381,7 +383,9 @@ class BrokerService:
             return
         assert self._server is not None
         assert self._registration is not None
-        registry = broker_metrics(broker)
+        lags, store = GroupLags(broker.context), broker.context.store
+        registry = broker_metrics(broker, lags)
+        registry.preparations.append(lambda: read_lags(lags, store, self._clock))
         add_server_metrics(registry, self._server, broker.router.refusals)
         add_registration_metrics(registry, self._registration.states)
         if self.contact is not None:

@@ -36,6 +36,18 @@ class PendingResponse:
     opaque: int
     encoding: int
     oneway: bool
+    code: int = 0
+    """The code of the request."""
+    began_ns: int = 0
+    """When it was read, by `perf_counter_ns`."""
+    suspended: bool = False
+    """Whether it was suspended until messages arrived."""
+
+    def suspend(self) -> PendingResponse:
+        """The same request, suspended."""
+        return PendingResponse(
+            self.connection, self.opaque, self.encoding, self.oneway, self.code, self.began_ns, True
+        )
 
 
 Execute: TypeAlias = Callable[[PendingResponse, Callable[[], Answer]], None]

@@ -6,22 +6,24 @@
 | `/healthz` | 200 while the process and its event loop run |
 | `/readyz` | 200, or 503 with the reason why the server is not ready |
 
-One request per connection, GET or HEAD; bodies are not read. Metrics are written in slices, so
-that many topics do not delay messages. If there are too many connections, the one that has waited
-longest without a complete request is closed: clients that send nothing do not shut out others.
+One request per connection, GET or HEAD; bodies are not read. Metrics are read in the event loop, in
+slices, and written as text in a thread, so that many topics do not delay messages. If there are too
+many connections, the one that has waited longest without a complete request is closed: clients that
+send nothing do not shut out others.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import h11
 import msgspec
 
 from penstock.clock import Clock, LoopClock, finish_within
-from penstock.metrics import CONTENT_TYPE, Registry
+from penstock.metrics import CONTENT_TYPE, Family, Registry
+from penstock.server.loop_lag import LoopLag
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +32,8 @@ REQUEST_MS = 5_000
 RESPONSE_MS = 15_000
 CONNECTIONS_MAX = 64
 BACKLOG = 256
-LINES_PER_SLICE = 250
-"""Lines of metrics per loop iteration: a few milliseconds at most."""
+SAMPLES_PER_SLICE = 1_000
+"""Samples of metrics that are read per loop iteration: a few milliseconds at most."""
 
 _JSON = "application/json"
 
@@ -78,15 +80,19 @@ class Probe:
         # Those of them whose request is not complete, in the order of their arrival.
         self._incomplete: dict[asyncio.Task[None], asyncio.BaseTransport] = {}
         self._failed_metrics: set[str] = set()
+        self._scraping = asyncio.Lock()
+        self._loop_lag = LoopLag(registry)
 
     async def listen(self, host: str, port: int) -> None:
         self._server = await asyncio.start_server(
             self._connected, host or None, port, backlog=BACKLOG
         )
         self.port = self._server.sockets[0].getsockname()[1]
+        self._loop_lag.start()
 
     async def close(self) -> None:
         """Stop listening and close the connections."""
+        self._loop_lag.stop()
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
@@ -169,22 +175,47 @@ class Probe:
         return _json(HTTPStatus.OK, {"ready": True})
 
     async def _metrics(self) -> bytes:
-        written: list[str] = []
-        lines_written = 0
-        for family in self._registry.families:
-            start = len(written)
-            try:
-                for line in family.lines(self._registry.common):
-                    written.append(line)
-                    lines_written += 1
-                    if lines_written % LINES_PER_SLICE == 0:
-                        await asyncio.sleep(0)
-            except Exception:  # one failing metric must not hide the others
-                del written[start:]
-                if family.name not in self._failed_metrics:
-                    self._failed_metrics.add(family.name)
-                    log.exception("can't read the metric %s", family.name)
-        return "".join(written).encode("utf-8", "replace")
+        """All metrics as text. One scrape at a time: the next one waits."""
+        async with self._scraping:
+            for prepare in self._registry.preparations:
+                try:
+                    await prepare()
+                except Exception:
+                    self._report("a preparation", prepare.__qualname__)
+            found: list[tuple[Family, list[Any]]] = []
+            for family in self._registry.families:
+                try:
+                    samples = await _in_slices(family.samples())
+                except Exception:  # one failing metric must not hide the others
+                    self._report("the metric", family.name)
+                    continue
+                found.append((family, samples))
+                await asyncio.sleep(0)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(None, _write, found, self._registry.common)
+
+    def _report(self, what: str, name: str) -> None:
+        if name not in self._failed_metrics:
+            self._failed_metrics.add(name)
+            log.exception("can't read %s %s", what, name)
+
+
+async def _in_slices(samples: Iterable[Any]) -> list[Any]:
+    """A list of the samples; other work is done in between."""
+    if isinstance(samples, list):
+        return samples
+    found: list[Any] = []
+    for sample in samples:
+        found.append(sample)
+        if len(found) % SAMPLES_PER_SLICE == 0:
+            await asyncio.sleep(0)
+    return found
+
+
+def _write(found: list[tuple[Family, list[Any]]], common: str) -> bytes:
+    """Write metrics as text, in a thread."""
+    lines = [line for family, samples in found for line in family.lines(common, samples)]
+    return "".join(lines).encode("utf-8", "replace")
 
 
 def _json(status: HTTPStatus, value: object) -> Page:

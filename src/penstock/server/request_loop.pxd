@@ -8,6 +8,11 @@ cdef int _FAST_CODES
 cdef int _RESPONSE
 cdef int _ONEWAY
 cdef int _CREATIONS_MAX
+cdef int _SEND_V1
+cdef int _SEND_V2
+cdef int _RPC_WIDTH
+cdef int _RPC_BUCKETS
+cdef int _APPEND_BUCKETS
 cdef long long _SLICE_NS
 
 cdef class RequestLoop:
@@ -25,6 +30,14 @@ cdef class RequestLoop:
     cdef readonly str peer
     cdef readonly long long requests
     cdef readonly dict refusals
+    cdef readonly long long sends_v1
+    cdef readonly long long sends_v2
+    cdef readonly long long sends_batch
+    cdef public dict answered
+    cdef readonly long long[::1] send_times
+    cdef readonly long long[::1] append_times
+    cdef long long[::1] _rpc_bounds
+    cdef long long[::1] _append_bounds
     cdef readonly bint stopped_early
     cdef public bint overloaded
     cdef public bint arrivals
@@ -36,3 +49,9 @@ cdef class RequestLoop:
     @cython.locals(length="Py_ssize_t", request=Request, created="long long",
                    stop_ns="long long", timed=bint)
     cpdef Py_ssize_t serve(self, Py_ssize_t at, Py_ssize_t end, long long now_ms) except -1
+    @cython.locals(sends="long long", average_ns="long long", bucket="Py_ssize_t")
+    cpdef int finish_read(self, long long took_ns) except -1
+    @cython.locals(bucket="Py_ssize_t", times="long long[::1]")
+    cpdef int count_sends(self, long long v1, long long v2, long long batch,
+                          long long took_ns) except -1
+    cdef int _count_send(self, int code) except -1

@@ -6,11 +6,12 @@ are copied into a Command for the service's router. Answers that are not a respo
 """
 
 import logging
+from array import array
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns
 from typing import Any, Protocol
 
-from penstock.broker.send import SendHandler
+from penstock.broker.send import SEND_BATCH_MESSAGE, SEND_MESSAGE, SEND_MESSAGE_V2, SendHandler
 from penstock.errors import PenstockError, SystemBusy
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
@@ -27,7 +28,18 @@ SLICE_NS = 2_000_000
 """Other connections are served after one has taken this long, not counting sends: a read of them is
 short."""
 _SLICE_NS = SLICE_NS
+RPC_BOUNDS_NS = tuple(ms * 1_000_000 for ms in (1, 3, 5, 7, 10, 100, 1_000, 2_000, 3_000))
+"""Buckets of the time of requests, as in RocketMQ's metrics."""
+APPEND_BOUNDS_NS = tuple(
+    us * 1_000 for us in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 20_000, 100_000)
+)
+SEND_CODES = (SEND_MESSAGE, SEND_MESSAGE_V2, SEND_BATCH_MESSAGE)
+_SEND_V1, _SEND_V2 = SEND_MESSAGE, SEND_MESSAGE_V2
+_RPC_WIDTH = len(RPC_BOUNDS_NS) + 2  # a count for each bound, one above them, and the sum
+_RPC_BUCKETS = len(RPC_BOUNDS_NS)
+_APPEND_BUCKETS = len(APPEND_BOUNDS_NS)
 _CREATIONS_MAX = 4  # topics that the sends of one read may create: each creates files
+_SUCCESS = 0
 _SYSTEM_ERROR = 1
 _RESPONSE = 1
 _ONEWAY = 2
@@ -102,15 +114,27 @@ class RequestLoop:
         # Counters since the start; refusals by the error's name.
         self.requests: int = 0
         self.refusals: dict[str, int] = {}
+        # Sends of the last read whose response is in an output, by SEND_CODES; other requests of
+        # the last read with a response, by request code << 16 | response code.
+        self.sends_v1: int = 0
+        self.sends_v2: int = 0
+        self.sends_batch: int = 0
+        self.answered: dict[int, int] = {}
+        # Their times: for each of SEND_CODES, counts by RPC_BOUNDS_NS and the sum; the average time
+        # of a send in its read, by APPEND_BOUNDS_NS, and the sum.
+        self.send_times: memoryview = memoryview(array("q", bytes(8 * _RPC_WIDTH * 3)))
+        self.append_times: memoryview = memoryview(array("q", bytes(8 * (_APPEND_BUCKETS + 2))))
+        self._rpc_bounds: memoryview = memoryview(array("q", RPC_BOUNDS_NS))
+        self._append_bounds: memoryview = memoryview(array("q", APPEND_BOUNDS_NS))
         # The last `serve` stopped before the end of the bytes, for the sake of other connections.
         self.stopped_early: bool = False
         # Set by the connection before each read: all requests are refused, memory is short.
         self.overloaded: bool = False
         # Messages have arrived that suspended requests wait for; the server resets it.
         self.arrivals: bool = False
-        # (opaque, encoding, one-way, answer), and responses of clients to requests of ours, by
-        # opaque; the server takes both after each read.
-        self.deferred: list[tuple[int, int, bool, Any]] = []
+        # (opaque, encoding, one-way, answer, code), and responses of clients to requests of ours,
+        # by opaque; the server takes both after each read.
+        self.deferred: list[tuple[int, int, bool, Any, int]] = []
         self.responses: list[tuple[int, Reply]] = []
 
     def bind(self, buffer: memoryview, born_host: bytes) -> None:
@@ -134,6 +158,7 @@ class RequestLoop:
         """
         request = self.request
         self.stopped_early = False
+        self.sends_v1 = self.sends_v2 = self.sends_batch = 0
         created = self.send.creations if self.send is not None else 0
         stop_ns = 0  # set by the first request other than a send
         timed = False
@@ -164,6 +189,8 @@ class RequestLoop:
                         answer = self.send.handle(request, self.output, self.client, now_ms)
                         if answer is not None:
                             self._respond(answer)
+                        elif request.flag & _ONEWAY == 0:
+                            self._count_send(request.code)
                     except PenstockError as error:
                         self._refuse(error)
                     except Exception as error:
@@ -177,6 +204,49 @@ class RequestLoop:
             if self.writer is not None and self.writer.publish():
                 self.arrivals = True
         return at
+
+    def finish_read(self, took_ns: int) -> None:
+        """Count the sends of the last read, which took this time.
+
+        If their responses wait for a flush or for replicas, only the time of the appends counts
+        now: `count_sends` counts the rest.
+        """
+        sends = self.sends_v1 + self.sends_v2 + self.sends_batch
+        if sends > 0:
+            bucket = 0
+            average_ns = took_ns // sends
+            while bucket < _APPEND_BUCKETS and average_ns > self._append_bounds[bucket]:
+                bucket += 1
+            self.append_times[bucket] += sends
+            self.append_times[_APPEND_BUCKETS + 1] += took_ns
+            if self.send is not None and self.send.pending.length == 0:
+                self.count_sends(self.sends_v1, self.sends_v2, self.sends_batch, took_ns)
+
+    def count_sends(self, v1: int, v2: int, batch: int, took_ns: int) -> None:
+        """Count sends with a successful response after this time, by SEND_CODES."""
+        bucket = 0
+        while bucket < _RPC_BUCKETS and took_ns > self._rpc_bounds[bucket]:
+            bucket += 1
+        times = self.send_times
+        times[bucket] += v1
+        times[_RPC_WIDTH + bucket] += v2
+        times[2 * _RPC_WIDTH + bucket] += batch
+        times[_RPC_WIDTH - 1] += v1 * took_ns
+        times[2 * _RPC_WIDTH - 1] += v2 * took_ns
+        times[3 * _RPC_WIDTH - 1] += batch * took_ns
+
+    def _count_send(self, code: int) -> None:
+        if code == _SEND_V2:
+            self.sends_v2 += 1
+        elif code == _SEND_V1:
+            self.sends_v1 += 1
+        else:
+            self.sends_batch += 1
+
+    def _note(self, response_code: int) -> None:
+        """Count a response other than that to a send."""
+        key = self.request.code << 16 | response_code
+        self.answered[key] = self.answered.get(key, 0) + 1
 
     def _serve_one(self, now_ms: int) -> None:
         """Serve any request; a bug in a handler affects this request only."""
@@ -200,9 +270,14 @@ class RequestLoop:
             if handler is None:
                 self._respond(self.service.handle(command or self._command(now_ms)))
             else:
-                self._respond(handler.handle(request, self.output, self.client, now_ms))
+                answer = handler.handle(request, self.output, self.client, now_ms)
+                self._respond(answer)
                 if request.is_oneway():
                     self.output.length = before
+                elif answer is None and handler is self.send:
+                    self._count_send(request.code)
+                elif answer is None:
+                    self._note(_SUCCESS)
         except PenstockError as error:
             self.output.length = before  # remove an incomplete response
             self._refuse(error)
@@ -239,6 +314,7 @@ class RequestLoop:
         oneway = request.flag & _ONEWAY != 0
         if isinstance(answer, Reply):
             if not oneway:
+                self._note(answer.code)
                 self.output.append(
                     response(
                         answer.code,
@@ -250,7 +326,7 @@ class RequestLoop:
                     )
                 )
         else:
-            self.deferred.append((request.opaque, request.encoding, oneway, answer))
+            self.deferred.append((request.opaque, request.encoding, oneway, answer, request.code))
 
     def _fail(self, error: Exception) -> None:
         failure = disk_failure(error)
@@ -272,4 +348,5 @@ class RequestLoop:
     def _respond_error(self, code: int, remark: str) -> None:
         request = self.request
         if not request.is_oneway():
+            self._note(code)
             self.output.append(response(code, request.opaque, request.encoding, remark=remark))

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Alarm, Clock, LoopClock, pause
@@ -19,7 +20,9 @@ from penstock.server.full_reads import FullReads
 from penstock.server.listener import HeldPorts, Listener, listen, release
 from penstock.server.memory_limit import MemoryLimit
 from penstock.server.pending_response import PendingResponse, ResponseConnection
-from penstock.server.request_loop import RequestLoop, Service
+from penstock.server.request_loop import SEND_CODES, RequestLoop, Service
+from penstock.server.rpc_latency import RpcLatency
+from penstock.wire.codes import ResponseCode
 
 if TYPE_CHECKING:
     from penstock.broker.long_polling import LongPolling, SuspendedRequest
@@ -52,6 +55,11 @@ class _FlushWait:
     deadline_ms: int
     connection: ResponseConnection
     reply: EncodedReply
+    began_ns: int
+    pending: PendingResponse | None
+    """The only request; None: the sends of one read."""
+    sends: tuple[int, int, int] = (0, 0, 0)
+    """Their numbers, by SEND_CODES."""
 
 
 class Server:
@@ -98,6 +106,8 @@ class Server:
         self.bad_frames = 0
         self.refused_connections = 0
         self.lag_ms_max = 0.0
+        self.rpc_latency = RpcLatency()
+        self._read_ns = 0  # time of the last read
         self._last_client = 0
         self._flush_waits: deque[_FlushWait] = deque()
         self._listeners: list[Listener] = []
@@ -257,11 +267,15 @@ class Server:
                 send.slave_timeout.take(),
                 self._store.log.end,
             )
-            self.send_flushed(connection, reply)
+            self._send_flushed(connection, reply)
+        if request_loop.answered:
+            self.rpc_latency.observe_read(request_loop.answered, self._read_ns)
+            request_loop.answered = {}
         if request_loop.deferred:
             deferred, request_loop.deferred = request_loop.deferred, []
-            for opaque, encoding, oneway, answer in deferred:
-                pending = PendingResponse(connection, opaque, encoding, oneway)
+            began_ns = perf_counter_ns() - self._read_ns
+            for opaque, encoding, oneway, answer, code in deferred:
+                pending = PendingResponse(connection, opaque, encoding, oneway, code, began_ns)
                 self.answer_executor.execute(pending, answer)
         if request_loop.responses:
             responses, request_loop.responses = request_loop.responses, []
@@ -279,6 +293,8 @@ class Server:
 
     def report_time(self, ns: int, code: int) -> None:
         """Take the time of a read, whose last request had this code."""
+        self._read_ns = ns
+        self.request_loop.finish_read(ns)
         ms = ns / 1e6
         if ms > self.lag_ms_max:
             self.lag_ms_max = ms
@@ -302,10 +318,27 @@ class Server:
         if not self._stopped:
             call(*arguments)
 
-    def send_flushed(self, connection: ResponseConnection, reply: EncodedReply) -> None:
+    def responded(self, pending: PendingResponse, response_code: int) -> None:
+        """A response was written after the read of its request was served."""
+        self.rpc_latency.observe(pending, response_code)
+
+    def send_flushed(self, pending: PendingResponse, reply: EncodedReply) -> None:
         """Send a response when the log up to its offset may be acknowledged."""
+        self._send_flushed(pending.connection, reply, pending)
+
+    def _send_flushed(
+        self,
+        connection: ResponseConnection,
+        reply: EncodedReply,
+        pending: PendingResponse | None = None,
+    ) -> None:
+        """The same for one request, or for all sends of the last read."""
+        request_loop = self.request_loop
+        began_ns = perf_counter_ns() - self._read_ns if pending is None else pending.began_ns
+        sends = (request_loop.sends_v1, request_loop.sends_v2, request_loop.sends_batch)
+        wait = _FlushWait(reply.offset, 0, connection, reply, began_ns, pending, sends)
         if self._store is None or reply.offset <= self._store.acknowledged():
-            connection.write(reply.data)
+            self._write_flushed(wait, reply.data, ResponseCode.SUCCESS)
             return
         settings = self._settings.current
         wait_ms = settings.broker.flush_timeout_ms
@@ -315,7 +348,22 @@ class Server:
         self.memory.used += len(reply.data)
         if not self._flush_waits:
             self.tick_at(deadline_ms)
-        self._flush_waits.append(_FlushWait(reply.offset, deadline_ms, connection, reply))
+        wait.deadline_ms = deadline_ms
+        self._flush_waits.append(wait)
+
+    def _write_flushed(self, wait: _FlushWait, data: bytes, response_code: int) -> None:
+        """Write a response that may have waited."""
+        wait.connection.write(data)
+        if wait.pending is not None:
+            self.rpc_latency.observe(wait.pending, response_code)
+            return
+        took_ns = perf_counter_ns() - wait.began_ns
+        if response_code == ResponseCode.SUCCESS:
+            self.request_loop.count_sends(*wait.sends, took_ns)
+        else:
+            for code, count in zip(SEND_CODES, wait.sends, strict=True):
+                if count:
+                    self.rpc_latency.observe_late(code, response_code, took_ns, count)
 
     def after_work(self) -> None:
         """Called after work outside of a read, and by the flusher: send responses whose messages
@@ -379,7 +427,7 @@ class Server:
             self._send_flushed_responses()
         while self._flush_waits and self._flush_waits[0].deadline_ms <= now_ms:
             wait = self._take_flush_wait()
-            wait.connection.write(self._late_response(wait))
+            self._write_flushed(wait, *self._late_response(wait))
 
     def _send_flushed_responses(self) -> None:
         """Send the responses whose messages are safe; after a failed flush, all as late."""
@@ -388,16 +436,21 @@ class Server:
         failed = self._store.flusher.failed()
         while self._flush_waits and (failed or self._flush_waits[0].offset <= safe):
             wait = self._take_flush_wait()
-            late = wait.offset > safe
-            wait.connection.write(self._late_response(wait) if late else wait.reply.data)
+            if wait.offset > safe:
+                self._write_flushed(wait, *self._late_response(wait))
+            else:
+                self._write_flushed(wait, wait.reply.data, ResponseCode.SUCCESS)
 
-    def _late_response(self, wait: _FlushWait) -> bytes:
-        """The response to a message that is not safe in time: the flush or the slaves are late."""
+    def _late_response(self, wait: _FlushWait) -> tuple[bytes, int]:
+        """The response to a message that is not safe in time, and its code: the flush or the slaves
+        are late."""
         assert self._store is not None
         flusher = self._store.flusher
-        if flusher.group_commit and wait.offset > flusher.flushed():
-            return wait.reply.late
-        return wait.reply.unreplicated or wait.reply.late
+        if (
+            flusher.group_commit and wait.offset > flusher.flushed()
+        ) or not wait.reply.unreplicated:
+            return wait.reply.late, ResponseCode.FLUSH_DISK_TIMEOUT
+        return wait.reply.unreplicated, ResponseCode.FLUSH_SLAVE_TIMEOUT
 
     def _take_flush_wait(self) -> _FlushWait:
         wait = self._flush_waits.popleft()

@@ -3,12 +3,13 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
+from penstock.broker.process_memory import memory_bytes
 from penstock.metrics import Registry, Sample
 from penstock.server.nameserver_registration import NameServerState
 from penstock.server.replication.controlled_broker import ControlledBroker
 from penstock.server.replication.forwarding import Forwarding
+from penstock.server.rpc_latency import add_rpc_metrics
 from penstock.server.server import Server
 
 _NAMESERVER = ("nameserver",)
@@ -19,6 +20,7 @@ def add_server_metrics(
 ) -> None:
     """Add the metrics of a server. `handler_refusals` are those of its router."""
     executor = server.answer_executor
+    add_rpc_metrics(registry, server.rpc_latency, server.request_loop)
     registry.gauge(
         "penstock_connections",
         "Open connections.",
@@ -127,12 +129,12 @@ def add_process_metrics(registry: Registry) -> None:
     registry.gauge(
         "process_resident_memory_bytes",
         "Memory of the process, mapped files included.",
-        read=lambda: _memory("VmRSS"),
+        read=lambda: _known(memory_bytes("VmRSS")),
     )
     registry.gauge(
         "penstock_memory_bytes",
         "Memory of the process without mapped files.",
-        read=lambda: _memory("RssAnon"),
+        read=lambda: _known(memory_bytes("RssAnon")),
     )
     registry.counter(
         "process_cpu_seconds_total",
@@ -149,10 +151,5 @@ def _sums(*counters: Mapping[str, int]) -> Iterator[Sample]:
         yield (name,), count
 
 
-def _memory(field: str) -> list[Sample]:
-    """A field of Linux' /proc/self/status; nothing on other systems."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return []
-    return [((), int(line.split()[1]) * 1024) for line in lines if line.startswith(field + ":")]
+def _known(value: int | None) -> list[Sample]:
+    return [] if value is None else [((), value)]

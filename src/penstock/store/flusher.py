@@ -118,6 +118,12 @@ class Flusher:
         """How many syncs were made since the start."""
         return native.load(self.state, native.SYNCS)
 
+    def sync_times(self) -> tuple[list[int], int]:
+        """Syncs by their time, up to `native.SYNC_BOUND_NS` and its doubles; ns of all."""
+        state = self.state
+        counts = [native.load(state, native.SYNC_COUNTS + n) for n in range(native.SYNC_PLACES)]
+        return counts, native.load(state, native.SYNC_NS)
+
     def wait(self, offset: int, seconds: float) -> bool:
         """Block until the log is durable up to `offset`; for tools and tests, not for a loop."""
         poll = select.poll()

@@ -6,13 +6,14 @@ cdef extern from *:
     #include <poll.h>
     #include <stdint.h>
     #include <sys/mman.h>
+    #include <time.h>
     #include <unistd.h>
 
     #define PN_GET(i) __atomic_load_n(&s[i], __ATOMIC_SEQ_CST)
     #define PN_SET(i, v) __atomic_store_n(&s[i], (v), __ATOMIC_SEQ_CST)
     enum { PN_WANTED, PN_FLUSHED, PN_ERRNO, PN_STOP, PN_CURRENT, PN_HEAD, PN_TAIL, PN_WAKE,
-           PN_NOTIFY, PN_INTERVAL, PN_LEAST, PN_THOROUGH, PN_DEMAND, PN_SYNCS,
-           PN_ROLLED = 16, PN_PLACES = 16 };
+           PN_NOTIFY, PN_INTERVAL, PN_LEAST, PN_THOROUGH, PN_DEMAND, PN_SYNCS, PN_SYNC_NS,
+           PN_ROLLED = 16, PN_PLACES = 16, PN_COUNTS = 32, PN_COUNT_PLACES = 16 };
 
     static void pn_touch(unsigned char *p, Py_ssize_t length) {
         Py_BEGIN_ALLOW_THREADS
@@ -34,17 +35,31 @@ cdef extern from *:
         ssize_t done = write((int)PN_GET(PN_NOTIFY), &one, 8);
         (void)done; /* a full eventfd is readable already */
     }
+    static long long pn_now_ns(void) {
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (long long)now.tv_sec * 1000000000 + now.tv_nsec;
+    }
+    static void pn_count_sync(volatile long long *s, long long took) {
+        int place = 0;
+        long long bound = 128000;
+        while (place < PN_COUNT_PLACES - 1 && took > bound) { place++; bound *= 2; }
+        PN_SET(PN_COUNTS + place, PN_GET(PN_COUNTS + place) + 1);
+        PN_SET(PN_SYNC_NS, PN_GET(PN_SYNC_NS) + took);
+    }
     static int pn_sync(volatile long long *s, int current) {
         for (;;) {
             long long head = PN_GET(PN_HEAD);
             int rolled = head < PN_GET(PN_TAIL);
             int fd = rolled ? (int)PN_GET(PN_ROLLED + head % PN_PLACES) : current;
+            long long began = pn_now_ns();
             if (fdatasync(fd)) {
                 PN_SET(PN_ERRNO, errno);
                 pn_notify(s);
                 return 0;
             }
             PN_SET(PN_SYNCS, PN_GET(PN_SYNCS) + 1);
+            pn_count_sync(s, pn_now_ns() - began);
             if (!rolled) return 1;
             close(fd);
             PN_SET(PN_HEAD, head + 1);

@@ -11,6 +11,7 @@ that holds byte WANTED is always among those that it syncs.
 import errno
 import os
 import select
+import time
 
 WANTED = 0  # log end in the page cache
 FLUSHED = 1  # log end on the disk
@@ -26,9 +27,14 @@ LEAST_BYTES = 10  # a timed check syncs only if there is at least this much
 THOROUGH_MS = 11  # after this long a timed check syncs any amount
 DEMAND = 12  # sync at once until FLUSHED reaches this
 SYNCS = 13  # number of fdatasync calls
+SYNC_NS = 14  # their time
 ROLLED = 16  # ring buffer of rolled descriptors
 ROLLED_PLACES = 16
-STATE_LENGTH = ROLLED + ROLLED_PLACES
+SYNC_COUNTS = ROLLED + ROLLED_PLACES  # fdatasync calls by their time: below 128 µs, below 256 µs, …
+SYNC_PLACES = 16
+STATE_LENGTH = SYNC_COUNTS + SYNC_PLACES
+SYNC_BOUND_NS = 128_000
+"""Upper bound of the first of these counts; each is twice the one before."""
 
 
 def load(state: memoryview, place: int) -> int:
@@ -89,6 +95,7 @@ def _sync(state: memoryview, current: int) -> bool:
     while True:
         rolled = state[ROLLED_HEAD] < state[ROLLED_TAIL]
         fd = state[ROLLED + state[ROLLED_HEAD] % ROLLED_PLACES] if rolled else current
+        began_ns = time.monotonic_ns()
         try:
             os.fdatasync(fd)
         except OSError as error:
@@ -96,7 +103,16 @@ def _sync(state: memoryview, current: int) -> bool:
             os.eventfd_write(state[NOTIFY], 1)
             return False
         state[SYNCS] += 1
+        _count_sync(state, time.monotonic_ns() - began_ns)
         if not rolled:
             return True
         os.close(fd)
         state[ROLLED_HEAD] += 1
+
+
+def _count_sync(state: memoryview, took_ns: int) -> None:
+    place, bound_ns = 0, SYNC_BOUND_NS
+    while place < SYNC_PLACES - 1 and took_ns > bound_ns:
+        place, bound_ns = place + 1, bound_ns * 2
+    state[SYNC_COUNTS + place] += 1
+    state[SYNC_NS] += took_ns

@@ -17,6 +17,7 @@ cdef int _TRANSACTION_MASK
 cdef int _PREPARED
 cdef int _ROLLBACK
 cdef int _SPACE
+cdef int _SIZE_BUCKETS
 cdef int _SPECIAL_PRIORITY
 
 cdef class StoreWriter:
@@ -43,6 +44,8 @@ cdef class StoreWriter:
     cdef readonly long long puts
     cdef readonly long long put_bytes
     cdef readonly long long failed_puts
+    cdef readonly long long[::1] size_counts
+    cdef long long[::1] _size_bounds
     cdef public list dirty
     cdef public list arrived
     cdef public list to_preallocate
@@ -75,6 +78,7 @@ cdef class StoreWriter:
     cdef int _append(self, Record record, ConsumeQueue queue) except -1
     cdef int _add_entry(self, ConsumeQueue queue, long long offset, int size,
                         long long tags_code) except -1
+    @cython.locals(bucket="Py_ssize_t")
     cdef int _count(self, ConsumeQueue queue, int size) except -1
     @cython.locals(queue=ConsumeQueue, transaction=int, queued=bint)
     cpdef int dispatch(self, StoredRecord stored) except -1

@@ -45,6 +45,10 @@ REPLAYED_MAX = 1_000_000
 """How many entries recovery keeps in memory, so that it opens each queue's file once."""
 _REPLAYED_MAX = REPLAYED_MAX
 
+SIZE_BOUNDS = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)
+"""Buckets of the sizes of records, as in RocketMQ's metrics."""
+_SIZE_BUCKETS = len(SIZE_BOUNDS)
+
 MS_MAX = OFFSET_MAX = (1 << 63) - 1
 
 _TRANSACTION_MASK = 0x0C
@@ -103,6 +107,9 @@ class StoreWriter:
         # Messages and bytes stored since the start.
         self.puts: int = 0
         self.put_bytes: int = 0
+        # The same messages by the size of their records: a count for each bound, and one above.
+        self.size_counts: memoryview = memoryview(array("q", bytes(8 * (len(SIZE_BOUNDS) + 1))))
+        self._size_bounds: memoryview = memoryview(array("q", SIZE_BOUNDS))
         # Puts that were REFUSED or ILLEGAL since the start; a batch is one put.
         self.failed_puts: int = 0
         # The log offset that the flusher was last told of.
@@ -320,6 +327,10 @@ class StoreWriter:
         self.put_bytes += size
         queue.puts += 1
         queue.put_bytes += size
+        bucket = 0
+        while bucket < _SIZE_BUCKETS and size > self._size_bounds[bucket]:
+            bucket += 1
+        self.size_counts[bucket] += 1
 
     def dispatch(self, stored: StoredRecord) -> int:
         """Dispatch a record that was received from the master and is in the log.

@@ -67,7 +67,7 @@ class BrokerFixture:
         self.request_loop.set_client(1, "10.1.2.3:54321", BORN)
         self.request_loop.serve(0, len(data), self.now_ms)
         if self.request_loop.deferred:
-            opaque, _, _, answer = self.request_loop.deferred.pop()
+            opaque, _, _, answer, _ = self.request_loop.deferred.pop()
             answer = self.finish(answer)
             if isinstance(answer, Suspend):
                 self.context.long_polling.add(1, opaque, answer)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.broker_metrics import broker_metrics
+from penstock.broker.group_lags import GroupLags
 from penstock.broker.replica_role import MASTER_ONLY, PULLS, ReplicaRole
 from penstock.broker.replica_state import ReplicaState
 from penstock.config import BrokerConfig, ReplicationConfig, Settings
@@ -164,7 +165,7 @@ def test_a_note_of_delivered_offsets_is_deleted(tmp_path: Path) -> None:
 
 def test_a_slave_has_metrics_without_those_of_its_services(tmp_path: Path) -> None:
     with slave(tmp_path) as env:
-        text = broker_metrics(env.broker).text()
+        text = broker_metrics(env.broker, GroupLags(env.broker.context)).text()
         assert "rocketmq_topic_number" in text
         assert "rocketmq_half_messages" not in text
         info = env.ask(RequestCode.GET_BROKER_RUNTIME_INFO).body

@@ -26,7 +26,16 @@ def test_metrics_of_a_master() -> None:
         SlaveState(
             "1", "h:1", 900, 950, in_sync=True, acknowledges_flushed=True, bytes_per_second=7
         ),
-        SlaveState("2", "", 10, 10, in_sync=False, acknowledges_flushed=False, bytes_per_second=0),
+        SlaveState(
+            "2",
+            "",
+            10,
+            10,
+            in_sync=False,
+            acknowledges_flushed=False,
+            bytes_per_second=0,
+            behind_ms=1500,
+        ),
     )
     assert lines(ReplicationState("sync_master", EPOCHS, slaves)) == {
         'penstock_replication_role{role="async_master"} 0',
@@ -40,6 +49,8 @@ def test_metrics_of_a_master() -> None:
         'penstock_replication_slave_in_sync{slave="2"} 0',
         'penstock_replication_slave_behind_bytes{slave="1"} 100',
         'penstock_replication_slave_behind_bytes{slave="2"} 990',
+        'penstock_replication_slave_behind_seconds{slave="1"} 0',
+        'penstock_replication_slave_behind_seconds{slave="2"} 1.5',
         'penstock_replication_slave_acknowledges_flushed{slave="1"} 1',
         'penstock_replication_slave_acknowledges_flushed{slave="2"} 0',
         'penstock_replication_slave_bytes_per_second{slave="1"} 7',

@@ -460,7 +460,7 @@ def test_a_send_that_creates_its_topic_has_a_deferred_response(tmp_path: Path, s
 
     peer.send.topics = Making(store)
     peer.give(send(SEND_MESSAGE_V2, JSON, opaque=1) + send(SEND_MESSAGE_V2, JSON, opaque=2))
-    ((opaque, _, _, answer),) = peer.request_loop.deferred
+    ((opaque, _, _, answer, _),) = peer.request_loop.deferred
     assert opaque == 1
     assert isinstance(answer, EncodedReply)
     assert (answer.offset > 0) == sync

@@ -52,6 +52,7 @@ def test_every_asyncio_method_has_a_synchronous_counterpart() -> None:
         "bare_queue",
         "full_queue",
         "is_ours",
+        "oldest_ages",
     }
     for name in [name for name in penstock.__all__ if name.startswith("Async")]:
         client = getattr(penstock, name)

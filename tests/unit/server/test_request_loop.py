@@ -102,7 +102,7 @@ def test_suspended_requests_are_deferred() -> None:
     loop = RequestLoop(EchoService(), time_ns=stopped_clock)
     serve(loop, encode(2, {}, opaque=8))
     assert responses(loop) == []
-    assert loop.deferred == [(8, 0, False, SUSPENDED)]
+    assert loop.deferred == [(8, 0, False, SUSPENDED, 2)]
 
 
 def test_a_refusal_is_answered_and_counted() -> None:

@@ -2,6 +2,7 @@
 
 from penstock.broker.context import BrokerContext
 from penstock.broker.delay.timers import Timers
+from penstock.broker.process_memory import memory_bytes
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.json_replies import reply_from_pool, reply_with
@@ -153,6 +154,7 @@ def _disk_info(store: MessageStore, confirm_offset: int) -> dict[str, str]:
     root, log = disk.space(paths.root), disk.space(paths.log)
     begin = store.log.begin()
     earliest_ms = store.lookup.store_ms(begin) if begin < confirm_offset else -1
+    memory = memory_bytes("RssAnon")
     total, free = human_bytes(root.used + root.free), human_bytes(root.free)
     return {
         "commitLogDirCapacity": f"Total : {total}, Free : {free}.",
@@ -160,4 +162,5 @@ def _disk_info(store: MessageStore, confirm_offset: int) -> dict[str, str]:
         f"commitLogDiskRatio_{paths.log}": str(log.percent / 100),
         "consumeQueueDiskRatio": str(disk.space(paths.queues).percent / 100),
         "earliestMessageTimeStamp": str(earliest_ms),
+        **({} if memory is None else {"penstockMemoryBytes": str(memory)}),
     }

@@ -75,6 +75,10 @@ class ConsumerOffsets:
         offset = None if queues is None else queues.get(queue_id)
         return self.get(group, topic, queue_id) if offset is None else offset
 
+    def pulled_in(self, group: str, topic: str) -> Mapping[int, int]:
+        """The offsets of the group's last pulls since the start, by queue."""
+        return self._pulled.of(group, topic) or {}
+
     def starts_at_zero(self, topic: str, queue_id: int) -> bool | Callable[[], bool]:
         """Whether a group without an offset starts this queue at its first message.
 

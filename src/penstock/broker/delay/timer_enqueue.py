@@ -315,7 +315,8 @@ class TimerEnqueue:
             return
         self._add_to_slot(log_offset, len(data), properties, due_ms, now_ms)
         if recalls is None:
-            self._metrics.enqueued(properties.get(PROPERTY_REAL_TOPIC, ""), now_ms)
+            topic = properties.get(PROPERTY_REAL_TOPIC, "")
+            self._metrics.enqueued(topic, now_ms, due_ms - now_ms)
         elif recalls in self.pending_recalls:
             self.pending_recalls[recalls] -= 1
             if self.pending_recalls[recalls] <= 0:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from penstock.errors import StoreDamaged
-from penstock.metrics import Registry, Sample
+from penstock.metrics import Histogram, HistogramFamily, Registry, Sample
 from penstock.store.tables import ConfigFile
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import DataVersion
@@ -54,6 +54,7 @@ class TimerMetrics:
         self.version = DataVersion()
         self.enqueued_total: Counter[str] = Counter()
         self.dequeued_total: Counter[str] = Counter()
+        self.delays: dict[str, Histogram] = {}
         self.enqueue_rate, self.dequeue_rate = Rate(), Rate()
         self.enqueued_ms = 0
         self.rolled = 0
@@ -63,9 +64,13 @@ class TimerMetrics:
 
     # --- counting
 
-    def enqueued(self, topic: str, now_ms: int) -> None:
-        """Count a message that was added to the timer."""
+    def enqueued(self, topic: str, now_ms: int, delay_ms: int) -> None:
+        """Count a message that was added to the timer, with the rest of its delay."""
         self.enqueued_total[topic] += 1
+        histogram = self.delays.get(topic)
+        if histogram is None:
+            histogram = self.delays[topic] = Histogram(DELAY_BOUNDS_S)
+        histogram.observe(max(delay_ms, 0) / 1000)
         self.enqueue_rate.add()
         self._count(topic, 1, now_ms)
 
@@ -120,6 +125,8 @@ class TimerMetrics:
 
 
 _TOPIC = ("topic",)
+DELAY_BOUNDS_S = (60, 600, 3_600, 43_200, 86_400, 259_200)
+"""As in RocketMQ."""
 
 
 def add_timer_metrics(registry: Registry, timers: Timers) -> None:
@@ -161,6 +168,14 @@ def _add_rocketmq_metrics(registry: Registry, timers: Timers) -> None:
         "rocketmq_timer_dequeue_latency",
         "How far the current slot is behind the clock, in ms.",
         read=timers.dequeue_latency_ms,
+    )
+    registry.add(
+        HistogramFamily(
+            "rocketmq_delay_message_latency",
+            "Delays of messages that were added to the timer, in seconds.",
+            lambda: [((topic,), delays) for topic, delays in list(metrics.delays.items())],
+            _TOPIC,
+        )
     )
     registry.counter(
         "rocketmq_timer_enqueue_total",

@@ -214,7 +214,7 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
     ) -> list[QueueProgress]:
         ages: dict[MessageQueue, int] = {}
         for topic in sorted({queue.topic for queue in table}):
-            ages |= await self._ages(broker, group, topic)
+            ages |= await self.oldest_ages(broker, group, topic)
         # A broker reports 0 for a group without an offset: only these are queried again.
         unclear = [queue for queue, at in table.items() if at.consumer_offset == 0]
         queried = await self.for_each(unclear, lambda queue: self._committed(broker, group, queue))
@@ -235,8 +235,13 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
             for queue, at in table.items()
         ]
 
-    async def _ages(self, broker: BrokerAddress, group: str, topic: str) -> dict[MessageQueue, int]:
-        """The age of the next message to be consumed, by queue."""
+    async def oldest_ages(
+        self, broker: BrokerAddress, group: str, topic: str
+    ) -> dict[MessageQueue, int]:
+        """The age in ms of the next message to be consumed, by queue of one broker.
+
+        Names are with namespace. A queue without such a message is missing.
+        """
         answer = await self.ask(
             broker.address, RequestCode.QUERY_CONSUME_TIME_SPAN, {"topic": topic, "group": group}
         )

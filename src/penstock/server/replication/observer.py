@@ -92,6 +92,9 @@ class ReplicationObserver:
                 in_sync=replica.in_sync,
                 acknowledges_flushed=replica.acknowledges_flushed,
                 bytes_per_second=0 if rate is None else rate.per_second,
+                behind_ms=0
+                if replica.acknowledged >= master.log.end
+                else max(self._clock.monotonic_ms() - replica.caught_up_ms, 0),
             )
 
     def _master(self, slave: ReplicationSlave) -> MasterState:

@@ -75,7 +75,7 @@ def serve_together(env: BrokerFixture, *frames: bytes) -> None:
     assert env.request_loop.serve(0, len(data), env.now_ms) == len(data)
     env.request_loop.output.take()
     deferred, env.request_loop.deferred = env.request_loop.deferred, []
-    for opaque, _, _, answer in deferred:
+    for opaque, _, _, answer, _ in deferred:
         if isinstance(answer := env.finish(answer), Suspend):
             env.context.long_polling.add(1, opaque, answer)
     if env.request_loop.arrivals:

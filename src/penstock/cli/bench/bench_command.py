@@ -1,0 +1,269 @@
+"""`penstock bench …`: the options of the benchmarks."""
+
+import secrets
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import click
+
+from penstock.cli.remote import ClusterOptions, cluster_options, json_option, print_json, run
+from penstock.cli.times import to_duration
+
+if TYPE_CHECKING:
+    from penstock.cli.bench.bench_report import BenchReport
+    from penstock.cli.bench.bench_runs import BenchPlan
+
+F = TypeVar("F", bound=Callable[..., Any])
+CONCURRENCY_DEFAULT = 16
+INTERRUPTED = 130
+_BODY_BYTES_MAX = 4 * 1024 * 1024
+_HEAD_BYTES = 24  # of end-to-end messages: bench/stamped_body.py
+
+_COMMON = (
+    click.option("--topic", help="The topic.  [default with --create-topic: a new name]"),
+    click.option(
+        "--create-topic",
+        is_flag=True,
+        help="Create the topic if it does not exist, and delete it at the end.",
+    ),
+    click.option(
+        "--queues", type=click.IntRange(1, 65_536), help="Queues of a created topic on each broker."
+    ),
+    click.option(
+        "--duration",
+        default="10s",
+        show_default=True,
+        metavar="DURATION",
+        callback=to_duration,
+        help="How long to measure: 10s, 5m.",
+    ),
+    click.option(
+        "--warmup",
+        default="2s",
+        show_default=True,
+        metavar="DURATION",
+        callback=to_duration,
+        help="How long to run before the measurement.",
+    ),
+    click.option(
+        "--size",
+        type=click.IntRange(1, _BODY_BYTES_MAX),
+        default=128,
+        show_default=True,
+        help="Bytes of a body.",
+    ),
+    click.option("-t", "--tags", help="Tag of the messages."),
+)
+_SENDING = (
+    click.option(
+        "--rate",
+        type=click.FloatRange(0, min_open=True),
+        metavar="N",
+        help="Open loop: send N messages per second; latency counts from the intended send time.",
+    ),
+    click.option(
+        "--concurrency",
+        type=click.IntRange(1, 1_000_000),
+        metavar="N",
+        help="Closed loop: keep N requests in flight.  "
+        f"[default: {CONCURRENCY_DEFAULT}, without --rate]",
+    ),
+    click.option(
+        "--batch",
+        type=click.IntRange(1, 10_000),
+        default=1,
+        show_default=True,
+        help="Messages per request.",
+    ),
+    click.option(
+        "--producers",
+        type=click.IntRange(1, 1_000),
+        default=1,
+        show_default=True,
+        help="Producers, each with its own connections.",
+    ),
+)
+_CONSUMING = (
+    click.option(
+        "--consumers",
+        type=click.IntRange(1, 1_000),
+        default=1,
+        show_default=True,
+        help="Consumers of the group.",
+    ),
+    click.option(
+        "--group",
+        help="Consumer group.  [default: a new group, which is deleted at the end]",
+    ),
+)
+
+
+def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+@click.group(no_args_is_help=True)
+def bench() -> None:
+    """Measure a running cluster, Penstock's or Apache's.
+
+    The generator is one process with one thread. For more load run several at the same time.
+    """
+
+
+@bench.command()
+@cluster_options
+@_options(*_COMMON, *_SENDING)
+@json_option
+def send(cluster: ClusterOptions, as_json: bool, **options: Any) -> int:
+    """Measure the time from a send to its acknowledgement."""
+    return _run(cluster, _plan("send", **options), as_json=as_json)
+
+
+@bench.command()
+@cluster_options
+@_options(*_COMMON, *_SENDING, *_CONSUMING)
+@click.option(
+    "--drain",
+    default="10s",
+    show_default=True,
+    metavar="DURATION",
+    callback=to_duration,
+    help="How long to wait for the last messages.",
+)
+@json_option
+def e2e(cluster: ClusterOptions, as_json: bool, **options: Any) -> int:
+    """Measure the time from a send to the arrival at a consumer.
+
+    The generator sends and receives, so both times are of the same clock.
+    """
+    if options["size"] < _HEAD_BYTES:
+        raise click.BadParameter(f"{_HEAD_BYTES} or more are needed", param_hint="--size")
+    return _run(cluster, _plan("e2e", **options), as_json=as_json)
+
+
+@bench.command()
+@cluster_options
+@_options(*_COMMON, *_CONSUMING)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 10_000),
+    default=20,
+    show_default=True,
+    help="Handlers of a consumer that run at the same time.",
+)
+@click.option(
+    "--from",
+    "start",
+    type=click.Choice(["first", "last"]),
+    default="first",
+    show_default=True,
+    help="Where a new group starts: with stored messages, or with new ones.",
+)
+@click.option(
+    "--fill",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Send N messages before the measurement.",
+)
+@json_option
+def consume(cluster: ClusterOptions, as_json: bool, **options: Any) -> int:
+    """Measure how fast consumers receive the messages of a topic.
+
+    With --from first, stored messages are consumed until there are no more or the time has passed.
+    With --from last, new messages of other producers are consumed, and their age on arrival is
+    measured; it compares the clocks of the broker and of this machine.
+    """
+    return _run(cluster, _plan("consume", **options), as_json=as_json)
+
+
+def _plan(
+    mode: str,
+    *,
+    topic: str | None,
+    create_topic: bool,
+    queues: int | None,
+    duration: timedelta,
+    warmup: timedelta,
+    size: int,
+    tags: str | None,
+    rate: float | None = None,
+    concurrency: int | None = None,
+    batch: int = 1,
+    producers: int = 1,
+    consumers: int = 0,
+    group: str | None = None,
+    start: Literal["first", "last"] = "last",
+    fill: int = 0,
+    drain: timedelta = timedelta(seconds=10),
+) -> "BenchPlan":
+    from penstock.cli.bench.bench_report import Workload
+    from penstock.cli.bench.bench_runs import BenchPlan
+
+    if rate is not None and concurrency is not None:
+        raise click.UsageError("--rate and --concurrency can't be used together")
+    if topic is None and not create_topic:
+        raise click.UsageError("give --topic, or --create-topic for a topic of its own")
+    if not duration:
+        raise click.BadParameter("it must be longer than 0", param_hint="--duration")
+    run_name = f"penstock-bench-{secrets.token_hex(4)}"
+    workload = Workload(
+        mode=mode,
+        topic=topic or run_name,
+        rate=rate,
+        concurrency=CONCURRENCY_DEFAULT if rate is None and concurrency is None else concurrency,
+        size=size,
+        batch=batch,
+        producers=producers,
+        consumers=consumers,
+        warmup_s=warmup.total_seconds(),
+        duration_s=duration.total_seconds(),
+        tags=tags,
+        group=None if mode == "send" else group or run_name,
+    )
+    return BenchPlan(
+        workload,
+        create_topic=create_topic,
+        queues=queues,
+        create_group=mode != "send" and group is None,
+        start_at=start,
+        fill=fill,
+        drain_s=drain.total_seconds(),
+    )
+
+
+def _run(cluster: ClusterOptions, plan: "BenchPlan", *, as_json: bool) -> int:
+    from penstock.cli.bench.bench_runs import run_bench
+    from penstock.cli.terminal import say_if_uncompiled
+
+    say_if_uncompiled()
+    report = run(run_bench(cluster, plan), loop_factory=_fast_loop())
+    if as_json:
+        print_json(report.as_json())
+    else:
+        _print(report)
+    return INTERRUPTED if report.interrupted else 0
+
+
+def _print(report: "BenchReport") -> None:
+    rows = list(report.rows())
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        print(f"{name.ljust(width)}  {text}")
+    for warning in report.warnings():
+        click.echo(f"penstock: {warning}", err=True)
+
+
+def _fast_loop() -> Callable[[], Any] | None:
+    """uvloop's event loop if it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,1 @@
+"""`penstock top`: a live screen of brokers, topics and groups."""

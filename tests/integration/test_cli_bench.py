@@ -1,0 +1,141 @@
+"""`penstock bench` against a real `penstock up`: the figures fit together, whatever the speed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock import Admin
+from tests.compat.penstock import Up
+
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    with Up(tmp_path_factory.mktemp("up"), brokers=2) as servers:
+        yield servers
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "penstock.cli.main", "bench", *map(str, arguments)]
+
+
+def bench(
+    up: Up, *arguments: object, code: int = 0
+) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
+    result = subprocess.run(
+        command(*arguments, "--json"), capture_output=True, text=True, timeout=PATIENCE_S,
+        env={**os.environ, "NAMESRV_ADDR": up.address},
+    )  # fmt: skip
+    assert result.returncode == code, result.stdout + result.stderr
+    return (json.loads(result.stdout) if result.stdout else {}), result
+
+
+def topics(up: Up) -> set[str]:
+    with Admin(up.address) as admin:
+        return {info.name for info in admin.topics()}
+
+
+def groups(up: Up) -> set[str]:
+    with Admin(up.address) as admin:
+        return {info.name for info in admin.groups()}
+
+
+def check(found: dict[str, Any]) -> None:
+    """What holds for every run."""
+    latency = found["latency_ms"]
+    order = [latency[name] for name in ("min", "p50", "p90", "p99", "p99.9", "max")]
+    assert order == sorted(order)
+    assert latency["min"] <= latency["mean"] <= latency["max"]
+    assert found["bytes"] == found["messages"] * found["size"]
+    rate = found["messages"] / found["seconds"]
+    assert found["messages_per_second"] == pytest.approx(rate, rel=0.01)
+    assert found["errors"] == {}
+
+
+def test_an_open_loop_sends_every_scheduled_message(up: Up) -> None:
+    before = topics(up), groups(up)
+    found, _ = bench(up, "send", "--create-topic", "--rate", 200, "--duration", "1s",
+                     "--warmup", "500ms", "--producers", 2)  # fmt: skip
+    check(found)
+    assert found["loop"] == "open"
+    assert found["messages"] == 200
+    assert found["seconds"] >= 1
+    behind = found["generator"]["behind_ms"]
+    assert behind["max"] <= found["latency_ms"]["max"]
+    assert (topics(up), groups(up)) == before
+
+
+def test_a_closed_loop_stores_what_it_counts(up: Up) -> None:
+    with Admin(up.address) as admin:
+        admin.create_topic("bench-closed", queues=2)
+        found, _ = bench(up, "send", "--topic", "bench-closed", "--concurrency", 4, "--batch", 3,
+                         "--duration", "300ms", "--warmup", "0s", "--create-topic")  # fmt: skip
+        check(found)
+        assert found["messages"] % 3 == 0
+        stored = sum(queue.max_offset for queue in admin.describe_topic("bench-closed").queues)
+        # It existed, so it is kept. Four more: one message opens each connection.
+        assert stored == found["messages"] + 4
+
+
+def test_end_to_end_receives_what_it_sends(up: Up) -> None:
+    before = topics(up), groups(up)
+    found, _ = bench(up, "e2e", "--create-topic", "--queues", 2, "--rate", 100,
+                     "--duration", "1s", "--warmup", "200ms", "--consumers", 2)  # fmt: skip
+    check(found)
+    assert found["messages"] == 100
+    assert found["received"] == 120
+    assert found["lost"] == 0  # duplicates are allowed: a queue may move to the second consumer
+    assert (topics(up), groups(up)) == before
+
+
+def test_consumers_receive_the_stored_messages(up: Up) -> None:
+    found, _ = bench(up, "consume", "--create-topic", "--queues", 1, "--fill", 500,
+                     "--duration", "20s", "--warmup", "0s")  # fmt: skip
+    assert found["messages"] == 502  # one message opens the connection to each of the two brokers
+    assert found["drained"]
+    assert found["latency_ms"]["max"] is None
+    assert found["seconds"] < 20
+
+
+def test_an_interrupted_run_reports_and_deletes_its_topic(up: Up) -> None:
+    before = topics(up)
+    running = subprocess.Popen(
+        command("send", "--create-topic", "--topic", "bench-cut", "--duration", "60s", "--warmup",
+                "0s", "--json"),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "NAMESRV_ADDR": up.address},
+    )  # fmt: skip
+    with Admin(up.address) as admin:
+        while not _has_messages(admin):
+            assert running.poll() is None
+    running.send_signal(signal.SIGINT)
+    out, errors = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode == 130, errors
+    found = json.loads(out)
+    assert found["interrupted"]
+    assert topics(up) == before
+
+
+def _has_messages(admin: Admin) -> bool:
+    if "bench-cut" not in {info.name for info in admin.topics()}:
+        return False
+    return sum(queue.max_offset for queue in admin.describe_topic("bench-cut").queues) > 100
+
+
+def test_wrong_usage(up: Up) -> None:
+    cases = {
+        ("send",): "give --topic, or --create-topic",
+        ("send", "--topic", "t", "--rate", 5, "--concurrency", 5): "can't be used together",
+        ("e2e", "--topic", "t", "--size", 10): "24 or more are needed",
+    }
+    for arguments, text in cases.items():
+        assert text in bench(up, *arguments, code=2)[1].stderr
+    missing = bench(up, "send", "--topic", "no-such-topic", code=1)[1].stderr
+    assert "no-such-topic" in missing
