@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 from datetime import timedelta
 from functools import partial
 
-from penstock import AsyncTransactionProducer, Message, ReceivedMessage
+from penstock import AsyncPopConsumer, AsyncTransactionProducer, Message, ReceivedMessage
 from penstock.client.admin.async_admin import AsyncAdmin
 from penstock.client.diagnosis import (
     Explanation,
@@ -325,3 +327,66 @@ async def test_groups_that_do_not_exist_or_may_not_consume(env: Environment) -> 
         await admin.update_group(group, consume_enabled=False)
         assert (await explain_group(admin, group)).verdict is GroupVerdict.CONSUME_DISABLED
         await until_verdict(admin, sent.message_id, group, Verdict.CONSUME_DISABLED, topic)
+
+
+async def test_pop_groups(env: Environment) -> None:
+    topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("c")
+    inbox = Inbox()
+    consumer = env.make(AsyncPopConsumer, start_at="first")
+    consumer.on(topic)(inbox)
+    async with (
+        AsyncAdmin(env.nameservers) as admin,
+        env.producer() as producer,
+        running(consumer),
+    ):
+        sent = await producer.send(Message(topic, "hello"))
+        await inbox.count(1)
+        found = await until_verdict(admin, sent.message_id, group, Verdict.POPPED, topic)
+        assert statuses(found)[FactKind.POP] is FactStatus.UNKNOWN
+        stored = await find_messages(admin, topic=topic)
+        plan = await plan_resend(admin, stored.messages, group=group)
+        assert "POP" in plan.warnings[0]
+
+
+async def test_names_in_a_namespace(env: Environment) -> None:
+    topic, group = env.name("t"), env.name("g")
+    inbox = Inbox()
+    async with AsyncAdmin(env.nameservers, namespace="ns") as admin:
+        await admin.create_topic(topic, queues=1, brokers=["broker-a"])
+        consumer = env.consumer(group=group, namespace="ns", start_at="first", retries_max=0)
+        fails = True
+
+        @consumer.on(topic)
+        async def handle(message: ReceivedMessage) -> bool:
+            inbox.add(message)
+            return not fails
+
+        async with env.producer(namespace="ns") as producer, running(consumer):
+            sent = await producer.send(Message(topic, "hello"))
+            dead = await until_verdict(admin, sent.message_id, group, Verdict.DEAD_LETTER)
+            assert dead.message is not None
+            assert dead.message.topic == topic
+            fails = False
+            letters = await select_dead_letters(admin, group, ids=[sent.message_id])
+            plan = await plan_resend(admin, letters.messages, group=group)
+            assert plan.targets == {f"%RETRY%{group}": 1}
+            assert (await resend(admin, plan)).is_complete
+            await inbox.count(2)
+            await until_verdict(admin, sent.message_id, group, Verdict.CONSUMED, topic)
+
+
+async def test_the_command_line_gives_the_same_answers(env: Environment) -> None:
+    topic, group = env.topic(queues=1, brokers=["broker-b"]), env.name("c")
+    async with AsyncAdmin(env.nameservers) as admin, env.producer() as producer:
+        sent = await producer.send(Message(topic, "hello", keys=["key"]))
+        explanation = await until_verdict(admin, sent.message_id, group, Verdict.NO_GROUP, topic)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "penstock.cli.main", "explain", "message", sent.message_id,
+            "--group", group, "--topic", topic, "--json", "-n", env.nameservers,
+            stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        output, _ = await process.communicate()
+        answer = json.loads(output)
+        assert process.returncode == 3
+        assert (answer["verdict"], answer["text"]) == ("no_group", explanation.text)
+        assert [fact["kind"] for fact in answer["facts"]] == [f.kind for f in explanation.facts]
