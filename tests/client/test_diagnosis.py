@@ -16,6 +16,7 @@ from penstock.client.diagnosis import (
     FactStatus,
     GroupExplanation,
     GroupVerdict,
+    MessageTrace,
     ResendProgress,
     SearchResult,
     Verdict,
@@ -26,6 +27,7 @@ from penstock.client.diagnosis import (
     resend,
     select_dead_letters,
     select_messages,
+    trace_message,
 )
 
 from .environment import Environment, Inbox, eventually, running, send_all
@@ -218,6 +220,30 @@ async def test_delayed_messages_and_transactions(env: Environment) -> None:
         await until_verdict(admin, half.message_id, group, Verdict.HALF, topic)
         await sender.rollback(half)
         await until_verdict(admin, half.message_id, group, Verdict.ROLLED_BACK, topic)
+
+
+async def test_traces_are_evidence(env: Environment) -> None:
+    topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("c")
+    inbox = Inbox()
+    consumer = env.consumer(start_at="first", trace=True)
+    consumer.on(topic)(inbox)
+    async with AsyncAdmin(env.nameservers) as admin, env.producer(trace=True) as producer:
+        sent = await producer.send(Message(topic, "hello"))
+        async with running(consumer):
+            await inbox.count(1)
+            await until_verdict(admin, sent.message_id, group, Verdict.CONSUMED, topic)
+
+        async def traced() -> MessageTrace | None:
+            found = await trace_message(admin, sent.message_id)
+            types = {record.type for record in found.records}
+            return found if types == {"Pub", "SubBefore", "SubAfter"} else None
+
+        trace = await eventually(traced)
+        assert trace is not None
+        (delivery,) = trace.deliveries
+        assert (delivery.group, delivery.success, delivery.attempt) == (group, True, 0)
+        found = await explain_message(admin, sent.message_id, group, topic)
+        assert found.text.endswith("A trace confirms it.")
 
 
 async def test_broadcast_groups(env: Environment) -> None:

@@ -23,6 +23,7 @@ from penstock.client.diagnosis.resending import (
     select_messages,
 )
 from penstock.client.diagnosis.search import SearchResult, find_messages
+from penstock.client.diagnosis.traces import Delivery, MessageTrace, trace_message
 from penstock.client.diagnosis.values import (
     Explanation,
     Fact,
@@ -35,6 +36,7 @@ from penstock.client.diagnosis.values import (
 )
 
 __all__ = [
+    "Delivery",
     "Explanation",
     "Fact",
     "FactKind",
@@ -43,6 +45,7 @@ __all__ = [
     "GroupExplanation",
     "GroupVerdict",
     "MessagePlace",
+    "MessageTrace",
     "ResendItem",
     "ResendPlan",
     "ResendProgress",
@@ -57,4 +60,5 @@ __all__ = [
     "resend",
     "select_dead_letters",
     "select_messages",
+    "trace_message",
 ]

@@ -263,6 +263,8 @@ def _passed(e: MessageEvidence) -> Conclusion | None:
     if isinstance(e.retries, Unknown) or isinstance(e.dead, Unknown):
         text = "The group is past the message, but whether it failed and was stored again is not"
         return Conclusion(Verdict.UNKNOWN, f"{text} known.", _again(e))
+    if e.deliveries and e.deliveries[-1].success:
+        text += " A trace confirms it."
     return Conclusion(Verdict.CONSUMED, text, _resend(e))
 
 

@@ -8,6 +8,7 @@ from typing import TypeAlias, TypeVar
 
 from penstock.client.admin.async_admin import GroupMembers, GroupSettings
 from penstock.client.consumer.subscription import Subscription
+from penstock.client.diagnosis.traces import Delivery
 from penstock.client.diagnosis.values import MessagePlace
 from penstock.wire.bodies.admin_bodies import ProcessQueueInfo
 from penstock.wire.bodies.client_bodies import MessageQueue
@@ -163,6 +164,8 @@ class MessageEvidence:
     dead: Known[tuple[MessagePlace, ...]] = ()
     pops: bool = False
     """Whether the group consumes with POP."""
+    deliveries: tuple[Delivery, ...] = ()
+    """Deliveries to the group, by the traces of its consumers; empty if they write none."""
 
     @property
     def queue(self) -> MessageQueue | None:

@@ -419,6 +419,33 @@ def _dead_letter(e: MessageEvidence) -> Fact | None:
     return Fact(FactKind.DEAD_LETTER, PROBLEM, text, last.json())
 
 
+def _trace(e: MessageEvidence) -> Fact | None:
+    if not e.deliveries:
+        return None
+    last = e.deliveries[-1]
+    evidence: dict[str, object] = {
+        "deliveries": len(e.deliveries),
+        "time_ms": last.time_ms,
+        "client_host": last.client_host,
+        "attempt": last.attempt,
+        "success": last.success,
+        "cost_ms": last.cost_ms,
+        "result": last.result,
+    }
+    when = "" if last.time_ms is None else f" at {moment_text(last.time_ms)}"
+    what = f"{last.client_host} received the message{when}"
+    if last.success is None:
+        text = f"By its traces, {what}; there is no trace of the end."
+        return Fact(FactKind.TRACE, UNKNOWN, text, evidence)
+    spent = "" if last.cost_ms is None else f" after {duration_text(last.cost_ms)}"
+    if last.success:
+        text = f"By its traces, {what} and finished it{spent}."
+        return Fact(FactKind.TRACE, OK, text, evidence)
+    result = "" if last.result is None else f" ({last.result})"
+    text = f"By its traces, {what} and its handler failed{spent}{result}."
+    return Fact(FactKind.TRACE, PROBLEM, text, evidence)
+
+
 def _or_none(value: Known[int]) -> int | None:
     return None if isinstance(value, Unknown) else value
 
@@ -437,4 +464,5 @@ _CHAIN: tuple[Callable[[MessageEvidence], Fact | None], ...] = (
     _pop,
     _retry,
     _dead_letter,
+    _trace,
 )

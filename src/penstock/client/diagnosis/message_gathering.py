@@ -40,6 +40,7 @@ from penstock.client.diagnosis.search import (
     find_messages,
     query_topics,
 )
+from penstock.client.diagnosis.traces import MessageTrace, trace_message
 from penstock.client.diagnosis.values import MessagePlace
 from penstock.client.received_message import ReceivedMessage
 from penstock.errors import InvalidParameter, PenstockError
@@ -81,6 +82,10 @@ async def gather_message(
         message=None if message is None else MessagePlace.of(message),
     )
     evidence = await _with_copies(admin, evidence, found.messages, unique_id)
+    traces = None if unique_id is None else await attempt(trace_message(admin, unique_id))
+    if isinstance(traces, MessageTrace):
+        mine = tuple(one for one in traces.deliveries if one.group == group)
+        evidence = replace(evidence, deliveries=mine)
     if message is None:
         evidence = replace(evidence, absence=await _absence(admin, wanted))
     if topic is None:

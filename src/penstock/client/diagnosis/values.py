@@ -38,6 +38,7 @@ class FactKind(StrEnum):
     POP = "pop"
     RETRY = "retry"
     DEAD_LETTER = "dead_letter"
+    TRACE = "trace"
 
 
 @dataclass(frozen=True, slots=True)

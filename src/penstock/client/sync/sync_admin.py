@@ -84,6 +84,7 @@ class Admin(SyncClient[AsyncAdmin]):
     find_messages = blocking_function(diagnosis.find_messages)
     explain_message = blocking_function(diagnosis.explain_message)
     explain_group = blocking_function(diagnosis.explain_group)
+    trace_message = blocking_function(diagnosis.trace_message)
     select_messages = blocking_function(diagnosis.select_messages)
     select_dead_letters = blocking_function(diagnosis.select_dead_letters)
     plan_resend = blocking_function(diagnosis.plan_resend)

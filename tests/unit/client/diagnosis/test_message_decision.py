@@ -16,6 +16,7 @@ from penstock.client.diagnosis.message_evidence import (
     RouteEvidence,
     Unknown,
 )
+from penstock.client.diagnosis.traces import Delivery
 from penstock.client.diagnosis.values import Fact, FactKind, FactStatus, Verdict
 from penstock.wire.bodies.admin_bodies import ProcessQueueInfo
 from tests.unit.client.diagnosis.evidence_kit import (
@@ -313,6 +314,24 @@ def test_what_is_not_known_is_said_as_unknown(
     found = fact(kind, **changes)
     assert found.status is FactStatus.UNKNOWN
     assert reason in found.text
+
+
+@pytest.mark.parametrize(
+    ("success", "status", "text"),
+    [
+        (True, FactStatus.OK, "finished it after 12 ms"),
+        (False, FactStatus.PROBLEM, "its handler failed after 12 ms (exception)"),
+        (None, FactStatus.UNKNOWN, "no trace of the end"),
+    ],
+)
+def test_traces_tell_who_received_the_message(
+    success: bool | None, status: FactStatus, text: str
+) -> None:
+    delivery = Delivery("billing", NOW, "10.0.0.9", 0, success, 12, "exception")
+    found = fact(FactKind.TRACE, deliveries=(delivery,))
+    assert (found.status, text in found.text) == (status, True), found
+    verdict = decide_message(evidence(deliveries=(delivery,)))
+    assert ("A trace confirms it." in verdict.text) is bool(success)
 
 
 def test_members_with_different_subscriptions_are_named() -> None:
