@@ -57,7 +57,7 @@ def message() -> None:
 @click.option(
     "--topics-max",
     type=click.IntRange(1),
-    default=200,
+    default=1_000,
     show_default=True,
     help="Most topics to search if no topic is given.",
 )

@@ -33,7 +33,7 @@ from penstock.wire.codes import (
     TOPIC_TRANS_HALF,
 )
 
-TOPICS_MAX = 200
+TOPICS_MAX = 1_000
 """Topics that are searched if none is given."""
 HALF_TOPICS = (TOPIC_TRANS_HALF, TOPIC_ROCKSDB_TRANS_HALF)
 DELAY_TOPICS = (TOPIC_SCHEDULE, TOPIC_TIMER)
