@@ -12,6 +12,7 @@ from penstock.client.consumer.dispatch.orderly import OrderlyQueueLocks
 from penstock.client.consumer.offset_store import RemoteBrokerOffsetStore
 from penstock.client.consumer.rebalance import Rebalancer
 from penstock.client.messages import MessageQueue
+from penstock.client.received_message import HANDLING
 from penstock.testing.clock import VirtualClock
 from penstock.transport.peer import PeerRequest, Response
 from penstock.wire import fastjson
@@ -217,6 +218,11 @@ def test_running_info() -> None:
         process_queue = make_process_queue(4)
         process_queue.add(messages(4, 5, 6), 7)
         process_queue.failed = 2
+        process_queue.last_failure = "ValueError: no"
+        process_queue.pause()
+        oldest = process_queue.oldest
+        assert oldest is not None
+        oldest.state, oldest.handling_since_ms = HANDLING, cluster.clock.monotonic_ms() - 300
         offsets.update(QUEUE, 4)
         info = broker_requests.running_info(
             session.real, subscriptions=[], process_queues=[process_queue], offsets=offsets,
@@ -233,6 +239,12 @@ def test_running_info() -> None:
                 last_lock_timestamp=cluster.clock.now_ms() - 1_000,
             )
         }  # fmt: skip
+        queue = broker_requests.queue_text(QUEUE)
+        assert info.user_consumer_info == {
+            f"paused {queue}": "true",
+            f"oldestInWorkSince {queue}": str(cluster.clock.now_ms() - 300),
+            f"lastFailure {queue}": "ValueError: no",
+        }
 
     run(body())
 
