@@ -8,10 +8,11 @@ import pytest
 
 from penstock.broker.admin.settings_admin import UNSUPPORTED
 from penstock.cli.main import COMMANDS, cli
+from penstock.cli.schemas.registry import OUTPUTS
 from penstock.config.doc import settings_of
 from penstock.config.settings import TABLES
 from penstock.wire.codes import RequestCode, request_name
-from tests import errors_page, settings_page
+from tests import errors_page, json_page, settings_page
 from tests.unit.broker.broker_kit import broker_fixture
 from tests.unit.controller.controller_kit import ControllerFixture
 from tests.unit.nameserver.nameserver_kit import NameServerFixture
@@ -30,6 +31,10 @@ def test_the_settings_page_is_up_to_date() -> None:
 
 def test_the_page_of_errors_is_up_to_date() -> None:
     assert errors_page.PAGE.read_text() == errors_page.page(), "run: python -m tests.errors_page"
+
+
+def test_the_page_of_json_output_is_up_to_date() -> None:
+    assert json_page.PAGE.read_text() == json_page.page(), "run: python -m tests.json_page"
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -56,6 +61,16 @@ def commands() -> dict[str, click.Command]:
             else:
                 found[f"penstock {name}"] = command
     return found
+
+
+def test_every_command_with_json_has_a_schema() -> None:
+    with_json = {
+        name.removeprefix("penstock ")
+        for name, command in commands().items()
+        if any("--json" in option.opts for option in command.params)
+    }
+    described_on_its_own_page = {name for name in with_json if name.startswith("store ")}
+    assert set(OUTPUTS) == with_json - described_on_its_own_page
 
 
 @pytest.mark.parametrize("command", commands())

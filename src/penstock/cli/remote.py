@@ -262,14 +262,15 @@ def _with_options(
 
 
 def print_json(value: object) -> None:
-    """Print a value as indented JSON."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    """Print a value, such as a Struct of `penstock.cli.schemas`, as indented JSON."""
+    import msgspec
+
+    print(json.dumps(msgspec.to_builtins(value, str_keys=True), indent=2, ensure_ascii=False))
 
 
-def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table with aligned columns."""
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, err: bool = False) -> None:
+    """Print a table with aligned columns, on stdout or on stderr."""
     widths = [max(len(line[i]) for line in (heads, *rows)) for i in range(len(heads))]
     for line in (heads, *rows):
-        print(
-            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
-        )
+        cells = (text.ljust(width) for text, width in zip(line, widths, strict=True))
+        click.echo("  ".join(cells).rstrip(), err=err)
