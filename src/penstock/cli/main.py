@@ -24,6 +24,10 @@ COMMANDS = {
         "penstock.cli.cluster:cluster",
         "Inspect masters and slaves: status, elections, promote.",
     ),
+    "context": (
+        "penstock.cli.context:context",
+        "Manage named contexts: servers and credentials of clusters.",
+    ),
     "controller": ("penstock.cli.controller:controller", "Run a controller."),
     "demo": (
         "penstock.cli.demo.demo_command:demo",

@@ -9,12 +9,14 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from penstock.cli.context_file import chosen_context
 from penstock.errors import BadSetting, PenstockError
 
 if TYPE_CHECKING:
@@ -161,7 +163,26 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         log.removeHandler(warnings)
 
 
+def _apply_context(context: click.Context, option: click.Parameter, name: str | None) -> None:
+    """Make the values of the chosen context the defaults of the other options."""
+    if context.resilient_parsing:
+        return
+    chosen = chosen_context(name)
+    if chosen is not None:
+        # click's order: the option, its environment variable, this map, the default.
+        context.default_map = {**(context.default_map or {}), **chosen[1]}
+
+
 _CONNECTION_FLAGS = (
+    click.option(
+        "--context",
+        metavar="NAME",
+        is_eager=True,
+        expose_value=False,
+        callback=_apply_context,
+        help="Named context with the servers and credentials (penstock context).  "
+        "[env: PENSTOCK_CONTEXT; default: the current context]",
+    ),
     click.option(
         "--access-key",
         default="",
@@ -230,9 +251,14 @@ _CLUSTER_OPTIONS = (
 def broker_options(command: F) -> F:
     """Add the options that choose brokers; the command receives them as its first argument."""
 
-    def check(brokers: BrokerOptions) -> None:
+    def check(brokers: BrokerOptions) -> BrokerOptions:
+        source = click.get_current_context().get_parameter_source("nameserver")
+        if source is ParameterSource.DEFAULT_MAP:  # of a context: all others come first
+            replaced = brokers.addresses or os.environ.get("NAMESRV_ADDR")
+            return replace(brokers, nameserver=None) if replaced else brokers
         if brokers.addresses and brokers.nameserver:
             raise click.UsageError("--broker and --nameserver can't be used together")
+        return brokers
 
     return _with_options(command, BrokerOptions, (*_BROKER_OPTIONS, *_CONNECTION_FLAGS), check)
 
@@ -240,20 +266,19 @@ def broker_options(command: F) -> F:
 def cluster_options(command: F) -> F:
     """Add the options that choose NameServers; the command receives them as its first argument."""
     return _with_options(
-        command, ClusterOptions, (*_CLUSTER_OPTIONS, *_CONNECTION_FLAGS), lambda cluster: None
+        command, ClusterOptions, (*_CLUSTER_OPTIONS, *_CONNECTION_FLAGS), lambda cluster: cluster
     )
 
 
 def _with_options(
-    command: F, kind: type[T], options: Sequence[Callable[[Any], Any]], check: Callable[[T], None]
+    command: F, kind: type[T], options: Sequence[Callable[[Any], Any]], check: Callable[[T], T]
 ) -> F:
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
 
     @wraps(command)
     def call(**arguments: Any) -> Any:
         group = kind(**{name: arguments.pop(name) for name in names})
-        check(group)
-        return command(group, **arguments)
+        return command(check(group), **arguments)
 
     result: Any = call
     for option in reversed(options):

@@ -12,6 +12,7 @@ import msgspec
 from penstock.cli.schemas import (
     access_output,
     cluster_output,
+    context_output,
     message_output,
     pipeline_output,
     topic_output,
@@ -21,6 +22,7 @@ from penstock.cli.schemas.json_values import JsonOutput
 OUTPUTS: dict[str, JsonOutput] = {
     **access_output.OUTPUTS,
     **cluster_output.OUTPUTS,
+    **context_output.OUTPUTS,
     **message_output.OUTPUTS,
     **pipeline_output.OUTPUTS,
     **topic_output.OUTPUTS,
