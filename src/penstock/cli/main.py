@@ -33,6 +33,10 @@ COMMANDS = {
         "penstock.cli.demo.demo_command:demo",
         "Kill a broker under load and recover it, then run Spark pipelines.",
     ),
+    "group": (
+        "penstock.cli.group.group_command:group",
+        "Manage consumer groups: settings, members, lag, offsets.",
+    ),
     "nameserver": ("penstock.cli.nameserver:nameserver", "Run a NameServer."),
     "pipeline": ("penstock.cli.pipeline:pipeline", "Run Spark pipelines: list, describe, run."),
     "send": ("penstock.cli.send_command:send", "Send messages to a topic."),
