@@ -84,7 +84,10 @@ def test_every_command_is_on_a_page(command: str) -> None:
         ("store.md", ("store",)),
         ("running.md", ("up", "nameserver", "broker", "controller")),
         ("security.md", ("user", "acl")),
-        ("cli.md", ("send", "tail", "topic", "cluster", "context", "group")),
+        (
+            "cli.md",
+            ("send", "tail", "topic", "cluster", "context", "group", "check", "doctor"),
+        ),
     ],
 )
 def test_every_option_of_a_command_is_on_its_page(page: str, nouns: tuple[str, ...]) -> None:

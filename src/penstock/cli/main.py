@@ -20,6 +20,10 @@ from penstock.version import VERSION
 COMMANDS = {
     "acl": ("penstock.cli.acl:acl", "Manage access rules: grant, deny, list, get, delete."),
     "broker": ("penstock.cli.broker_command:broker", "Run a broker."),
+    "check": (
+        "penstock.cli.health.check_command:check",
+        "Check a cluster, for Nagios and Kubernetes.",
+    ),
     "cluster": (
         "penstock.cli.cluster:cluster",
         "Inspect masters and slaves: status, elections, promote.",
@@ -32,6 +36,10 @@ COMMANDS = {
     "demo": (
         "penstock.cli.demo.demo_command:demo",
         "Kill a broker under load and recover it, then run Spark pipelines.",
+    ),
+    "doctor": (
+        "penstock.cli.health.doctor_command:doctor",
+        "Look for mistakes in the set-up of a cluster.",
     ),
     "group": (
         "penstock.cli.group.group_command:group",
