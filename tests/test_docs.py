@@ -45,6 +45,19 @@ def test_every_setting_is_documented(table: str) -> None:
         assert len(setting.doc.text) > 10, f"{setting.name} needs a line of text"
 
 
+CLI_NOUNS = (
+    "send",
+    "tail",
+    "topic",
+    "cluster",
+    "context",
+    "group",
+    "check",
+    "doctor",
+    "export",
+    "import",
+)
+
 # --- commands ------------------------------------------------------------------------------------
 
 
@@ -70,7 +83,8 @@ def test_every_command_with_json_has_a_schema() -> None:
         if any("--json" in option.opts for option in command.params)
     }
     described_on_its_own_page = {name for name in with_json if name.startswith("store ")}
-    assert set(OUTPUTS) == with_json - described_on_its_own_page
+    always_json = {"export"}
+    assert set(OUTPUTS) == (with_json - described_on_its_own_page) | always_json
 
 
 @pytest.mark.parametrize("command", commands())
@@ -84,10 +98,7 @@ def test_every_command_is_on_a_page(command: str) -> None:
         ("store.md", ("store",)),
         ("running.md", ("up", "nameserver", "broker", "controller")),
         ("security.md", ("user", "acl")),
-        (
-            "cli.md",
-            ("send", "tail", "topic", "cluster", "context", "group", "check", "doctor"),
-        ),
+        ("cli.md", CLI_NOUNS),
     ],
 )
 def test_every_option_of_a_command_is_on_its_page(page: str, nouns: tuple[str, ...]) -> None:

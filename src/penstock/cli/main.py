@@ -41,9 +41,17 @@ COMMANDS = {
         "penstock.cli.health.doctor_command:doctor",
         "Look for mistakes in the set-up of a cluster.",
     ),
+    "export": (
+        "penstock.cli.definitions.definitions_command:export_definitions",
+        "Write the definitions of a cluster to a file: topics, groups, users, rules.",
+    ),
     "group": (
         "penstock.cli.group.group_command:group",
         "Manage consumer groups: settings, members, lag, offsets.",
+    ),
+    "import": (
+        "penstock.cli.definitions.definitions_command:import_definitions",
+        "Create or change what a file of definitions contains.",
     ),
     "nameserver": ("penstock.cli.nameserver:nameserver", "Run a NameServer."),
     "pipeline": ("penstock.cli.pipeline:pipeline", "Run Spark pipelines: list, describe, run."),
