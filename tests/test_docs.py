@@ -56,6 +56,8 @@ CLI_NOUNS = (
     "doctor",
     "export",
     "import",
+    "scheduled",
+    "transaction",
 )
 
 # --- commands ------------------------------------------------------------------------------------

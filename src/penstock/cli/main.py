@@ -55,6 +55,10 @@ COMMANDS = {
     ),
     "nameserver": ("penstock.cli.nameserver:nameserver", "Run a NameServer."),
     "pipeline": ("penstock.cli.pipeline:pipeline", "Run Spark pipelines: list, describe, run."),
+    "scheduled": (
+        "penstock.cli.waiting:scheduled",
+        "Show and recall messages that wait for their delivery.",
+    ),
     "send": ("penstock.cli.send_command:send", "Send messages to a topic."),
     "store": (
         "penstock.cli.store_command:store",
@@ -62,6 +66,7 @@ COMMANDS = {
     ),
     "tail": ("penstock.cli.tail:tail", "Print the messages of a topic as they arrive."),
     "topic": ("penstock.cli.topic:topic", "Manage topics: list, create, describe, delete."),
+    "transaction": ("penstock.cli.waiting:transaction", "Show transactions that are open."),
     "up": ("penstock.cli.up:up", "Run a NameServer and brokers on this machine."),
     "user": ("penstock.cli.user:user", "Manage users: create, update, list, get, delete."),
 }

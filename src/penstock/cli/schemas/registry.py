@@ -19,6 +19,7 @@ from penstock.cli.schemas import (
     message_output,
     pipeline_output,
     topic_output,
+    waiting_output,
 )
 from penstock.cli.schemas.json_values import JsonOutput
 
@@ -32,6 +33,7 @@ OUTPUTS: dict[str, JsonOutput] = {
     **message_output.OUTPUTS,
     **pipeline_output.OUTPUTS,
     **topic_output.OUTPUTS,
+    **waiting_output.OUTPUTS,
 }
 """By command, without the word `penstock`."""
 

@@ -77,6 +77,9 @@ class Admin(SyncClient[AsyncAdmin]):
     consume_directly = blocking(AsyncAdmin.consume_directly)
     dead_letters = blocking(AsyncAdmin.dead_letters)
     resend_dead_letters = blocking(AsyncAdmin.resend_dead_letters)
+    scheduled = blocking(AsyncAdmin.scheduled)
+    recall = blocking(AsyncAdmin.recall)
+    open_transactions = blocking(AsyncAdmin.open_transactions)
 
     cluster = blocking(AsyncAdmin.cluster)
     replicas = blocking(AsyncAdmin.replicas)
