@@ -58,6 +58,7 @@ CLI_NOUNS = (
     "import",
     "scheduled",
     "transaction",
+    "completion",
 )
 
 # --- commands ------------------------------------------------------------------------------------

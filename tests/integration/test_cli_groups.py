@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from penstock import Consumer
 from tests import json_kit
 from tests.compat.penstock import Up
-from tests.integration.cli_kit import Penstock, consume, send
+from tests.integration.cli_kit import PATIENCE_S, Penstock, consume, send
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +144,45 @@ def test_members_of_a_running_group(up: Up, run: Penstock) -> None:
         assert shown["members"][0]["client_id"] in text
         refused = run("group", "delete", "joiners", stdin="n\n", code=130).stderr
         assert "1 clients are connected" in refused
+
+
+# --- shell completion
+
+
+def complete(run: Penstock, *words: str, **more: str) -> list[str]:
+    """What bash gets for the last word."""
+    line = {"COMP_WORDS": " ".join(("penstock", *words)), "COMP_CWORD": str(len(words))}
+    answer = run(_PENSTOCK_COMPLETE="bash_complete", **line, **more).stdout
+    return [text.partition(",")[2] for text in answer.splitlines() if text]
+
+
+def names(run: Penstock, *words: str, **more: str) -> list[str]:
+    """Like `complete`; asks again if a busy cluster did not answer in time."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := complete(run, *words, **more)):
+        assert time.monotonic() < deadline
+    return found
+
+
+def test_names_are_completed_from_the_cluster(up: Up, run: Penstock) -> None:
+    run("topic", "create", "finished-one", "--queues", 1)
+    run("group", "create", "finishers")
+    assert names(run, "topic", "describe", "finis") == ["finished-one"]
+    assert names(run, "group", "reset", "finis") == ["finishers"]
+    assert names(run, "group", "reset", "finishers", "--topic", "finis") == ["finished-one"]
+    assert complete(run, "topic", "delete", "TBW") == [], "system topics are not offered"
+    run("context", "add", "here", "-n", up.address)
+    assert names(run, "context", "use", "h") == ["here"]
+    named = ("tail", "--context", "here", "finis")
+    assert names(run, *named, NAMESRV_ADDR="") == ["finished-one"]
+    assert names(run, "group") == ["group"]
+
+
+def test_completion_without_a_cluster_is_silent(run: Penstock) -> None:
+    assert complete(run, "send", "x", NAMESRV_ADDR="127.0.0.1:1") == []
+    assert complete(run, "send", "--context", "missing", "x", NAMESRV_ADDR="127.0.0.1:1") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell(run: Penstock, shell: str) -> None:
+    assert f"_PENSTOCK_COMPLETE={shell}_complete" in run("completion", shell).stdout

@@ -16,6 +16,7 @@ from penstock.cli.context_file import (
     read_contexts,
     write_contexts,
 )
+from penstock.cli.name_completion import context_names
 from penstock.cli.remote import json_option, print_json, print_table
 
 _HIDDEN = "******"
@@ -95,7 +96,7 @@ def list_contexts(as_json: bool) -> None:
 
 
 @context.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=context_names)
 @click.option("--none", "no_context", is_flag=True, help="Use no context from now on.")
 def use(name: str | None, no_context: bool) -> None:
     """Make NAME the current context."""
@@ -109,7 +110,7 @@ def use(name: str | None, no_context: bool) -> None:
 
 
 @context.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=context_names)
 @click.option("--show-secrets", is_flag=True, help="Show the secret key.")
 @json_option
 def show(name: str | None, show_secrets: bool, as_json: bool) -> None:
@@ -134,7 +135,7 @@ def show(name: str | None, show_secrets: bool, as_json: bool) -> None:
 
 
 @context.command()
-@click.argument("name")
+@click.argument("name", shell_complete=context_names)
 @yes_option
 def remove(name: str, yes: bool) -> None:
     """Remove the context NAME with its credentials."""

@@ -28,6 +28,10 @@ COMMANDS = {
         "penstock.cli.cluster:cluster",
         "Inspect masters and slaves: status, elections, promote.",
     ),
+    "completion": (
+        "penstock.cli.completion:completion",
+        "Print the completion script for bash, zsh or fish.",
+    ),
     "context": (
         "penstock.cli.context:context",
         "Manage named contexts: servers and credentials of clusters.",

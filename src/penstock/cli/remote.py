@@ -165,9 +165,12 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 def _apply_context(context: click.Context, option: click.Parameter, name: str | None) -> None:
     """Make the values of the chosen context the defaults of the other options."""
-    if context.resilient_parsing:
+    try:
+        chosen = chosen_context(name)
+    except PenstockError:
+        if not context.resilient_parsing:  # in shell completion
+            raise
         return
-    chosen = chosen_context(name)
     if chosen is not None:
         # click's order: the option, its environment variable, this map, the default.
         context.default_map = {**(context.default_map or {}), **chosen[1]}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.name_completion import topic_names
 from penstock.cli.remote import ClusterOptions, cluster_options, json_option, run
 from penstock.cli.times import read_duration, read_time
 
@@ -47,7 +48,7 @@ def _read_start(context: click.Context, option: click.Parameter, text: str) -> "
 
 @click.command(short_help="Print the messages of a topic as they arrive.")
 @cluster_options
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.option(
     "--from",
     "start_at",

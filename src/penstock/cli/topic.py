@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.confirm import confirm, yes_option
+from penstock.cli.name_completion import topic_names
 from penstock.cli.remote import (
     ClusterOptions,
     cluster_options,
@@ -61,7 +62,7 @@ def list_topics(
 
 @topic.command()
 @cluster_options
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @click.option("-q", "--queues", type=_COUNT, help="Number of queues on each broker.  [default: 8]")
 @click.option("--read-queues", type=_COUNT, help="Number of read queues on each broker.")
 @click.option("--write-queues", type=_COUNT, help="Number of write queues on each broker.")
@@ -144,7 +145,7 @@ def create(
 
 @topic.command()
 @cluster_options
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @json_option
 def describe(cluster: ClusterOptions, name: str, as_json: bool) -> None:
     """Show the brokers, queues and consumer groups of a topic."""
@@ -162,7 +163,7 @@ def describe(cluster: ClusterOptions, name: str, as_json: bool) -> None:
 
 @topic.command()
 @cluster_options
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @click.option("-c", "--cluster", "in_cluster", help="Only on brokers of this cluster.")
 @yes_option
 def delete(cluster: ClusterOptions, name: str, in_cluster: str | None, yes: bool) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from penstock.cli.confirm import confirm, yes_option
+from penstock.cli.name_completion import topic_names
 from penstock.cli.remote import (
     ClusterOptions,
     cluster_options,
@@ -34,7 +35,9 @@ def _list_options(command: F) -> F:
             "--count", "count_max", type=click.IntRange(1), default=1_000, show_default=True,
             help="Show at most this many messages.",
         ),
-        click.option("-t", "--topic", help="Only messages of this topic."),
+        click.option(
+            "-t", "--topic", shell_complete=topic_names, help="Only messages of this topic."
+        ),
         click.option("-c", "--cluster", "in_cluster", help="Only brokers of this cluster."),
         cluster_options,
     ):  # fmt: skip

@@ -7,6 +7,7 @@ import click
 from penstock.cli.confirm import confirm, yes_option
 from penstock.cli.group import group_text
 from penstock.cli.group.group_reset import clone, reset, undo
+from penstock.cli.name_completion import group_names, topic_names
 from penstock.cli.remote import ClusterOptions, cluster_options, json_option, print_json, run
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def list_groups(
 
 @group.command()
 @cluster_options
-@click.argument("name")
+@click.argument("name", shell_complete=group_names)
 @click.option("--retries-max", type=_COUNT, help="Retries before a message is a dead letter.")
 @click.option("--retry-queues", type=_COUNT, help="Queues of the retry topic on each broker.")
 @click.option(
@@ -127,8 +128,8 @@ def create(
 
 @group.command()
 @cluster_options
-@click.argument("name")
-@click.option("-t", "--topic", help="Only the progress in this topic.")
+@click.argument("name", shell_complete=group_names)
+@click.option("-t", "--topic", shell_complete=topic_names, help="Only the progress in this topic.")
 @json_option
 def describe(cluster: ClusterOptions, name: str, topic: str | None, as_json: bool) -> None:
     """Show the settings, members and progress of a group."""
@@ -149,7 +150,7 @@ def describe(cluster: ClusterOptions, name: str, topic: str | None, as_json: boo
 
 @group.command()
 @cluster_options
-@click.argument("name")
+@click.argument("name", shell_complete=group_names)
 @json_option
 def members(cluster: ClusterOptions, name: str, as_json: bool) -> None:
     """Show the connected clients of a group and their subscriptions."""
@@ -167,7 +168,7 @@ def members(cluster: ClusterOptions, name: str, as_json: bool) -> None:
 
 @group.command()
 @cluster_options
-@click.argument("name")
+@click.argument("name", shell_complete=group_names)
 @click.option("--keep-offsets", is_flag=True, help="Keep the offsets of the group.")
 @click.option("-c", "--cluster", "in_cluster", help="Only on brokers of this cluster.")
 @yes_option

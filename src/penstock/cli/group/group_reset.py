@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from penstock.cli.confirm import confirm, yes_option
+from penstock.cli.name_completion import group_names, topic_names
 from penstock.cli.remote import (
     ClusterOptions,
     cluster_options,
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_topic_option = click.option("-t", "--topic", required=True, help="Topic whose offsets change.")
+_topic_option = click.option(
+    "-t", "--topic", required=True, shell_complete=topic_names, help="Topic whose offsets change."
+)
 
 
 def _change_options(command: F) -> F:
@@ -34,7 +37,7 @@ def _change_options(command: F) -> F:
 
 @click.command()
 @cluster_options
-@click.argument("name")
+@click.argument("name", shell_complete=group_names)
 @_topic_option
 @click.option(
     "--to",
@@ -77,8 +80,8 @@ def reset(
 
 @click.command()
 @cluster_options
-@click.argument("source")
-@click.argument("name")
+@click.argument("source", shell_complete=group_names)
+@click.argument("name", shell_complete=group_names)
 @_topic_option
 @_change_options
 def clone(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from penstock.cli.name_completion import group_names
 from penstock.cli.remote import ClusterOptions, cluster_options, json_option, print_json, run
 from penstock.errors import NoNameServer, NoRoute, PeerError, PenstockError
 
@@ -97,7 +98,7 @@ def _limits(
     help="CRITICAL if a master has fewer slaves in sync.",
 )  # fmt: skip
 @click.option(
-    "-g", "--group", "groups", multiple=True,
+    "-g", "--group", "groups", multiple=True, shell_complete=group_names,
     help="Group whose lag and dead letters are checked. Can be repeated.  [default: all]",
 )  # fmt: skip
 @_limits("disk", "the used share of a disk in percent", 75, 90)
