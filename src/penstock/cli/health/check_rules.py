@@ -11,6 +11,7 @@ from enum import IntEnum
 
 from penstock.client.admin.admin_replication import ReplicaStatus
 from penstock.client.admin.admin_values import BrokerState, GroupProgress
+from penstock.errors import PeerError
 
 
 class State(IntEnum):
@@ -132,11 +133,14 @@ def check_brokers(
     states: Sequence[BrokerState], without_master: Iterable[str], masters_min: int
 ) -> Checked:
     """Whether all registered brokers answer, and enough masters are registered."""
-    problems = [
-        Problem(State.CRITICAL, f"{_name(state)} does not answer: {state.problem}")
-        for state in states
-        if state.problem is not None
-    ]
+    problems = []
+    for state in states:
+        if isinstance(state.problem, PeerError):
+            text = f"{_name(state)} does not answer: {state.problem}"
+            problems.append(Problem(State.CRITICAL, text))
+        elif state.problem is not None:  # it runs, but refuses the request
+            text = f"{_name(state)} does not report its state: {state.problem}"
+            problems.append(Problem(State.UNKNOWN, text))
     problems += [Problem(State.CRITICAL, f"{name} has no master") for name in without_master]
     masters = sum(state.broker.is_master for state in states)
     if masters < masters_min:

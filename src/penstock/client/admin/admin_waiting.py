@@ -410,9 +410,13 @@ class WaitingAdmin(MessageAdmin):
         problems: dict[str, int] = {}
 
         async def read(entry: ConsumeQueueData) -> ReceivedMessage | None:
-            fields = {"offset": str(entry.physic_offset), "topic": topic}
+            fields = {"offset": str(entry.physic_offset)}
             try:
-                answer = await self.ask(broker.address, RequestCode.VIEW_MESSAGE_BY_ID, fields)
+                try:
+                    named = {**fields, "topic": topic}
+                    answer = await self.ask(broker.address, RequestCode.VIEW_MESSAGE_BY_ID, named)
+                except NoPermission:  # Apache 5.5 wants the topic of the message, or none
+                    answer = await self.ask(broker.address, RequestCode.VIEW_MESSAGE_BY_ID, fields)
                 return next(iter(self._decode(answer.body, broker.name)), None)
             except PeerError:
                 raise

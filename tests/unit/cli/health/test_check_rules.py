@@ -16,7 +16,7 @@ from penstock.client.admin.admin_values import (
     GroupProgress,
     QueueProgress,
 )
-from penstock.errors import PeerTimeout
+from penstock.errors import NoPermission, PeerTimeout
 from penstock.wire.bodies.client_bodies import MessageQueue
 
 MASTER = BrokerAddress("c", "broker-a", 0, "h:1")
@@ -78,6 +78,8 @@ def test_brokers() -> None:
     assert (good.problems, [figure.value for figure in good.figures]) == ((), [1, 2])
     down = BrokerState(MASTER, None, PeerTimeout("h:1: no answer"))
     assert states(rules.check_brokers([down], [], 1)) == [State.CRITICAL]
+    secret = BrokerState(MASTER, None, NoPermission("no right"))
+    assert states(rules.check_brokers([secret], [], 1)) == [State.UNKNOWN]
     assert states(rules.check_brokers([broker(SLAVE)], ["broker-a"], 0)) == [State.CRITICAL]
     fewer = rules.check_brokers([broker()], [], 2)
     assert fewer.problems[0].text == "1 masters are registered, 2 are expected"
