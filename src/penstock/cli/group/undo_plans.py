@@ -4,7 +4,7 @@ A plan is stored before the offsets change and replaced after, because the offse
 since the plan was made. The newest 100 are kept.
 """
 
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,7 +58,8 @@ def save_undo(
     ]
     if not offsets:
         return None
-    time = datetime.fromtimestamp(now_ms / 1000).strftime("%Y%m%d-%H%M%S-%f")[:-3]
+    # UTC, so that the newest plan has the last name also when clocks change for summer time.
+    time = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
     chosen = name or f"{time}-{''.join(c if c.isalnum() else '_' for c in undo.group[:60])}"
     plan = UndoPlan(chosen, now_ms, undo.group, undo.topic, list(nameservers), namespace, offsets)
     write_private(undo_directory() / f"{chosen}.json", msgspec.json.encode(plan).decode())
@@ -97,7 +98,8 @@ def _files() -> list[Path]:
 
 def _read(path: Path) -> UndoPlan:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=UndoPlan)
+        plan = msgspec.json.decode(path.read_bytes(), type=UndoPlan)
+        return msgspec.structs.replace(plan, name=path.stem)
     except msgspec.MsgspecError as error:
         raise BadSetting(
             f"{path} is not a valid undo plan: {error}", hint="delete the file"
