@@ -217,10 +217,10 @@ async def _loads(admin: "AsyncAdmin", groups: "list[GroupInfo]") -> "dict[str, L
     from penstock.cli.terminal import progress_bars
     from penstock.errors import PenstockError
 
-    loads = {}
     with progress_bars() as tell:
-        for count, info in enumerate(groups):
-            tell("groups", count, len(groups))
+        loads: dict[str, Load] = {}
+
+        async def load(info: "GroupInfo") -> None:
             try:
                 found = await admin.members(info.name)
                 progress = await admin.progress(info.name)
@@ -229,7 +229,10 @@ async def _loads(admin: "AsyncAdmin", groups: "list[GroupInfo]") -> "dict[str, L
             except PenstockError as error:
                 click.echo(f"penstock: group {info.name}: {error}", err=True)
                 loads[info.name] = Load(None, None, None)
-    return loads
+            tell("groups", len(loads), len(groups))
+
+        await admin.for_each(groups, load)
+        return loads
 
 
 async def _deletion(admin: "AsyncAdmin", name: str) -> "Deletion":

@@ -176,7 +176,8 @@ async def _check_groups(admin: "AsyncAdmin", plan: CheckPlan) -> "Checked":
     groups = [name for name in plan.groups or known if name in known]
     checked = check_rules.check_existence(set(plan.groups) - set(known))
     if plan.lag.given or plan.behind.given:
-        lags = [check_rules.lag_of(await admin.progress(name)) for name in groups]
+        progress = await admin.for_each(groups, admin.progress)
+        lags = [check_rules.lag_of(one) for one in progress]
         checked += check_rules.check_lag(lags, plan.lag, plan.behind)
     if plan.dead_letters.given:
         counts = await _dead_letters(admin, plan)

@@ -14,7 +14,7 @@ from penstock.cli.remote import ClusterOptions, cluster_options, json_option, pr
 
 if TYPE_CHECKING:
     from penstock.cli.health.doctor_rules import BrokerFacts, Finding
-    from penstock.client.admin.async_admin import AsyncAdmin, BrokerAddress
+    from penstock.client.admin.async_admin import AsyncAdmin, BrokerAddress, GroupInfo
 
 MEMBERS_MAX = 50
 """Members of a group that are asked for their subscriptions."""
@@ -106,14 +106,19 @@ async def _examine_groups(admin: "AsyncAdmin", cluster: str | None, done: Examin
         done.skipped.append(f"groups: {error}")
         return
     with progress_bars() as tell:
-        for count, info in enumerate(groups):
-            tell("groups", count, len(groups))
+        count = 0
+
+        async def examine(info: "GroupInfo") -> None:
+            nonlocal count
             try:
                 found = await _subscriptions(admin, info.name, done.skipped)
+                done.add(examine_subscriptions(info.name, found))
             except PenstockError as error:
                 done.skipped.append(f"group {info.name}: {error}")
-                continue
-            done.add(examine_subscriptions(info.name, found))
+            count += 1
+            tell("groups", count, len(groups))
+
+        await admin.for_each(groups, examine)
 
 
 async def _subscriptions(
