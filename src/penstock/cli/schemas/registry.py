@@ -18,6 +18,7 @@ from penstock.cli.schemas import (
     health_output,
     message_output,
     pipeline_output,
+    store_output,
     topic_output,
     waiting_output,
 )
@@ -32,6 +33,7 @@ OUTPUTS: dict[str, JsonOutput] = {
     **health_output.OUTPUTS,
     **message_output.OUTPUTS,
     **pipeline_output.OUTPUTS,
+    **store_output.OUTPUTS,
     **topic_output.OUTPUTS,
     **waiting_output.OUTPUTS,
 }
