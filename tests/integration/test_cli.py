@@ -12,6 +12,7 @@ import pytest
 import penstock
 from penstock.store.store import MessageStore
 from penstock.wire.record import Record
+from tests import json_kit
 from tests.unit.store.tools import inspect_kit as kit
 
 HELP_CPU_SECONDS_MAX = 0.3
@@ -90,6 +91,15 @@ def test_stat_shows_the_store(root: Path) -> None:
     assert statistics_json["records"] == kit.COUNT
     assert statistics_json["records_exact"] is True
     assert len(statistics_json["queues"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [("stat", ()), ("verify", ()), ("scrub", ("--rate", "1000")), ("dump", ("--bodies",))],
+)
+def test_json_output_matches_its_schema(root: Path, command: str, options: tuple[str, ...]) -> None:
+    result = run("store", command, root, *options, "--json")
+    assert json_kit.check(f"store {command}", result.stdout)
 
 
 def test_verify_reports_no_problems_in_an_intact_store(root: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from penstock import Admin
+from tests import json_kit
 from tests.compat.penstock import Broker, NameServer, Up
 
 PATIENCE_S = 60
@@ -81,6 +82,28 @@ def test_create_describe_and_delete_a_topic(up: Up) -> None:
     error = run(up, "topic", "describe", "life", code=1).stderr
     assert error.startswith("penstock: no broker has the topic 'life'")
     assert len(error.splitlines()) == 1
+
+
+def test_json_output_matches_its_schema(up: Up) -> None:
+    run(up, "topic", "create", "schemed", "--queues", 1)
+
+    def check(command: str, *arguments: object) -> Any:
+        return json_kit.check(command, run(up, *command.split(), *arguments, "--json").stdout)
+
+    assert check("send", "schemed", "x")[0]["status"] == "SEND_OK"
+    assert check("tail", "schemed", "--from", "first", "--count", 1)[0]["body"] == "x"
+    assert check("topic create", "schemed")["topic"] == "schemed"
+    assert check("topic describe", "schemed")["put_tps"] is not None
+    assert check("topic list", "--all")
+    assert check("cluster status")
+    assert check("cluster elections") == []
+    run(up, "user", "create", "seen", "--password", "hidden12")
+    run(up, "acl", "grant", "seen", "Topic:schemed", "Pub")
+    assert check("user list") == check("user get", "seen")
+    assert check("acl list") == check("acl get", "seen")
+    run(up, "user", "delete", "seen", "--yes")
+    assert check("pipeline list")
+    assert check("pipeline describe", "lake")["name"] == "lake"
 
 
 def test_cluster_status_of_masters_without_slaves(up: Up) -> None:

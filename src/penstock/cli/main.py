@@ -19,14 +19,23 @@ from penstock.version import VERSION
 # name → (module:attribute, short help)
 COMMANDS = {
     "acl": ("penstock.cli.acl:acl", "Manage access rules: grant, deny, list, get, delete."),
-    "bench": (
-        "penstock.cli.bench.bench_command:bench",
-        "Measure a cluster: send, consume, e2e.",
-    ),
+    "bench": ("penstock.cli.bench.bench_command:bench", "Measure a cluster: send, consume, e2e."),
     "broker": ("penstock.cli.broker_command:broker", "Run a broker."),
+    "check": (
+        "penstock.cli.health.check_command:check",
+        "Check a cluster, for Nagios and Kubernetes.",
+    ),
     "cluster": (
         "penstock.cli.cluster:cluster",
         "Inspect masters and slaves: status, elections, promote.",
+    ),
+    "completion": (
+        "penstock.cli.completion:completion",
+        "Print the completion script for bash, zsh or fish.",
+    ),
+    "context": (
+        "penstock.cli.context:context",
+        "Manage named contexts: servers and credentials of clusters.",
     ),
     "controller": ("penstock.cli.controller:controller", "Run a controller."),
     "demo": (
@@ -34,24 +43,42 @@ COMMANDS = {
         "Kill a broker under load and recover it, then run Spark pipelines.",
     ),
     "dlq": ("penstock.cli.dlq:dlq", "Dead letters of a group: list, show, resend, export."),
+    "doctor": (
+        "penstock.cli.health.doctor_command:doctor",
+        "Look for mistakes in the set-up of a cluster.",
+    ),
     "explain": (
         "penstock.cli.explain:explain",
         "Explain why a message was not consumed, or how a group is.",
     ),
+    "export": (
+        "penstock.cli.definitions.definitions_command:export_definitions",
+        "Write the definitions of a cluster to a file: topics, groups, users, rules.",
+    ),
+    "group": (
+        "penstock.cli.group.group_command:group",
+        "Manage consumer groups: settings, members, lag, offsets.",
+    ),
+    "import": (
+        "penstock.cli.definitions.definitions_command:import_definitions",
+        "Create or change what a file of definitions contains.",
+    ),
     "message": ("penstock.cli.message:message", "Find messages: find, show, resend."),
     "nameserver": ("penstock.cli.nameserver:nameserver", "Run a NameServer."),
     "pipeline": ("penstock.cli.pipeline:pipeline", "Run Spark pipelines: list, describe, run."),
-    "send": ("penstock.cli.send_command:send", "Send messages to a topic."),
-    "store": (
-        "penstock.cli.store_command:store",
-        "Inspect store files: stat, verify, dump.",
+    "scheduled": (
+        "penstock.cli.waiting:scheduled",
+        "Show and recall messages that wait for their delivery.",
     ),
+    "send": ("penstock.cli.send_command:send", "Send messages to a topic."),
+    "store": ("penstock.cli.store_command:store", "Inspect store files: stat, verify, dump."),
     "tail": ("penstock.cli.tail:tail", "Print the messages of a topic as they arrive."),
     "top": (
         "penstock.cli.top.top_command:top",
         "Show a live screen of brokers, topics and groups.",
     ),
     "topic": ("penstock.cli.topic:topic", "Manage topics: list, create, describe, delete."),
+    "transaction": ("penstock.cli.waiting:transaction", "Show transactions that are open."),
     "up": ("penstock.cli.up:up", "Run a NameServer and brokers on this machine."),
     "user": ("penstock.cli.user:user", "Manage users: create, update, list, get, delete."),
 }

@@ -1,0 +1,48 @@
+"""The JSON Schema of commands."""
+
+import json
+from dataclasses import fields
+
+import jsonschema
+import pytest
+
+from penstock.cli.schemas import cluster_output
+from penstock.cli.schemas.__main__ import main
+from penstock.cli.schemas.registry import OUTPUTS, schema_of
+from penstock.client.admin.admin_replication import Election
+from tests import json_kit
+
+
+@pytest.mark.parametrize("command", sorted(OUTPUTS))
+def test_every_schema_is_valid_and_described(command: str) -> None:
+    schema = schema_of(command)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for name, definition in schema.get("$defs", {}).items():
+        assert definition.get("description"), f"{name} has no docstring"
+
+
+def test_the_names_of_objects_are_unique() -> None:
+    kinds: dict[str, object] = {}
+    for command in OUTPUTS:
+        for name, definition in schema_of(command).get("$defs", {}).items():
+            assert kinds.setdefault(name, definition) == definition, name
+
+
+def test_a_field_that_is_missing_or_unknown_is_noticed() -> None:
+    row = {"user": "u", "type": "Normal", "status": "enable", "password": "x"}
+    assert json_kit.check("user list", json.dumps([row])) == [row]
+    for wrong in ({**row, "more": 1}, {"user": "u"}, {**row, "type": None}):
+        with pytest.raises(jsonschema.ValidationError):
+            json_kit.check("user list", json.dumps([wrong]))
+
+
+def test_elections_are_printed_as_they_are() -> None:
+    assert cluster_output.Election.__struct_fields__ == tuple(f.name for f in fields(Election))
+
+
+def test_schemas_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topic", "list"]) == 0
+    assert json.loads(capsys.readouterr().out) == schema_of("topic list")
+    assert main([]) == 0
+    assert capsys.readouterr().out.splitlines() == sorted(OUTPUTS)
+    assert main(["no", "such"]) == 2
