@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from penstock.client.admin.admin_index import decoded
 from penstock.client.admin.admin_messages import MessageAdmin
 from penstock.client.admin.admin_values import BrokerAddress
 from penstock.client.received_message import ReceivedMessage
@@ -417,7 +418,7 @@ class WaitingAdmin(MessageAdmin):
                     answer = await self.ask(broker.address, RequestCode.VIEW_MESSAGE_BY_ID, named)
                 except NoPermission:  # Apache 5.5 wants the topic of the message, or none
                     answer = await self.ask(broker.address, RequestCode.VIEW_MESSAGE_BY_ID, fields)
-                return next(iter(self._decode(answer.body, broker.name)), None)
+                return next(iter(decoded(self, answer.body, broker.name)), None)
             except PeerError:
                 raise
             except PenstockError as error:  # deleted meanwhile, or of a topic without the right
