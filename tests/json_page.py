@@ -39,6 +39,9 @@ def _section(command: str, described: dict[str, str]) -> str:
     shape = {key: value for key, value in schema.items() if key not in ("$defs", "description")}
     form = "Each line is" if OUTPUTS[command].lines else "The value is"
     text = f"{form} {_article(_type(shape))}"
+    if OUTPUTS[command].dry_run is not None:
+        usual, planned = (_article(_type(part)) for part in shape["anyOf"])
+        text = f"{form} {usual}, with `--dry-run` {planned}"
     if "description" in schema:
         text += f": {schema['description']}"
     parts = [f"## penstock {command}", f"{text}."]

@@ -87,7 +87,7 @@ def test_every_command_with_json_has_a_schema() -> None:
         for name, command in commands().items()
         if any("--json" in option.opts for option in command.params)
     }
-    always_json = {"export"}
+    always_json = {"export", "dlq export"}
     assert set(OUTPUTS) == with_json | always_json
 
 

@@ -23,6 +23,8 @@ class JsonOutput:
     """The type of the value."""
     lines: bool = False
     """Whether it prints one value per line, instead of one indented value."""
+    dry_run: Any = None
+    """The type of the value with `--dry-run`, if it is another one."""
 
 
 def doc(text: str) -> msgspec.Meta:

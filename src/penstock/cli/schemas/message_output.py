@@ -1,6 +1,6 @@
-"""JSON of `penstock send` and `penstock tail`."""
+"""JSON of `penstock send`, `tail`, `message`, `dlq` and `explain`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import UNSET, UnsetType
 
@@ -40,7 +40,135 @@ class ReadMessage(JsonValue):
     body_base64: Annotated[str | UnsetType, doc("the body, if it is not text")] = UNSET
 
 
+class StoredMessage(ReadMessage, kw_only=True):
+    """A message with the topic that it was sent to and the one that it is stored in."""
+
+    topic: Annotated[  # type: ignore[assignment]  # a copy does not always name it
+        str | None, doc("the topic that it was sent to; null if the stored copy does not name it")
+    ]
+    stored_topic: Annotated[str, doc("for example the retry topic or the dead letter topic")]
+
+
+class FoundMessages(JsonValue):
+    """The messages that were found, oldest first unless `--newest` is given."""
+
+    how: Annotated[str, doc("what was searched")]
+    partial: Annotated[
+        list[str], doc("what could not be searched; empty if the search is complete")
+    ]
+    messages: list[StoredMessage]
+
+
+# --- sending again
+
+
+class Place(JsonValue):
+    """Where a copy of a message is stored."""
+
+    topic: Annotated[str, doc("the topic that it is stored in")]
+    broker: str
+    queue: int
+    offset: int
+    store_ms: int
+    message_id: str
+    offset_id: str
+
+
+class PlannedCopy(Place):
+    """A message that is sent again."""
+
+    target: Annotated[str, doc("the topic that the copy goes to")]
+
+
+class SkippedMessage(Place):
+    """A message that is not sent again."""
+
+    reason: str
+
+
+class FailedCopy(Place):
+    """A message whose copy could not be sent. The copy may be stored nevertheless."""
+
+    error: str
+
+
+class SentCopy(JsonValue):
+    """The copy of a message that was sent again."""
+
+    message_id: str
+    offset_id: str
+    topic: str
+    broker: str
+    queue: int
+    offset: int
+
+
+class ResendReport(JsonValue):
+    """The messages that were sent again."""
+
+    sent: list[SentCopy]
+    failed: list[FailedCopy]
+    skipped: list[SkippedMessage]
+    spent_ms: int
+
+
+class ResendPlan(JsonValue):
+    """The messages that would be sent again."""
+
+    group: Annotated[str | None, doc("the only group that receives them; null: all groups")]
+    targets: Annotated[dict[str, int], doc("number of messages by target topic")]
+    messages: list[PlannedCopy]
+    skipped: list[SkippedMessage]
+    warnings: list[str]
+    partial: Annotated[list[str], doc("what could not be searched or was not found")]
+
+
+# --- explain
+
+
+class ExplainedFact(JsonValue):
+    """A fact and the values that it is derived from."""
+
+    kind: Annotated[str, doc("see [Evidence in JSON](messages.md#evidence-in-json)")]
+    status: Annotated[str, doc("`ok`, `problem` or `unknown`")]
+    text: str
+    evidence: Annotated[dict[str, Any], doc("values by name, depending on the kind")]
+
+
+class GroupAnswer(JsonValue):
+    """How a group is."""
+
+    group: str
+    verdict: Annotated[str, doc("see the [list of verdicts](messages.md#how-is-a-group)")]
+    text: Annotated[str, doc("the verdict as a sentence")]
+    command: Annotated[str | None, doc("the next command to run")]
+    facts: list[ExplainedFact]
+    partial: Annotated[list[str], doc("what could not be queried; empty if nothing is missing")]
+
+
+class MessageAnswer(JsonValue):
+    """Why a group has consumed a message, or has not."""
+
+    wanted: Annotated[str, doc("the id or place that was given")]
+    message: Annotated[Place | None, doc("null if the message is not in its topic")]
+    group: str
+    verdict: Annotated[str, doc("see the [list of verdicts](messages.md#why-was-it-not-consumed)")]
+    text: Annotated[str, doc("the verdict as a sentence")]
+    command: Annotated[str | None, doc("the next command to run")]
+    facts: list[ExplainedFact]
+    partial: Annotated[list[str], doc("what could not be searched; empty if nothing is missing")]
+
+
 OUTPUTS = {
     "send": JsonOutput(Receipt, lines=True),
     "tail": JsonOutput(ReadMessage, lines=True),
+    "message find": JsonOutput(FoundMessages),
+    "message show": JsonOutput(StoredMessage),
+    "message resend": JsonOutput(ResendReport, dry_run=ResendPlan),
+    "dlq list": JsonOutput(list[StoredMessage]),
+    "dlq show": JsonOutput(StoredMessage),
+    "dlq export": JsonOutput(StoredMessage, lines=True),
+    "dlq resend": JsonOutput(ResendReport, dry_run=ResendPlan),
+    "explain message": JsonOutput(MessageAnswer),
+    "explain group": JsonOutput(GroupAnswer),
 }

@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.cli.schemas import (
     access_output,
+    bench_output,
     cluster_output,
     context_output,
     definitions_output,
@@ -19,6 +20,7 @@ from penstock.cli.schemas import (
     message_output,
     pipeline_output,
     store_output,
+    top_output,
     topic_output,
     waiting_output,
 )
@@ -26,6 +28,7 @@ from penstock.cli.schemas.json_values import JsonOutput
 
 OUTPUTS: dict[str, JsonOutput] = {
     **access_output.OUTPUTS,
+    **bench_output.OUTPUTS,
     **cluster_output.OUTPUTS,
     **context_output.OUTPUTS,
     **definitions_output.OUTPUTS,
@@ -34,6 +37,7 @@ OUTPUTS: dict[str, JsonOutput] = {
     **message_output.OUTPUTS,
     **pipeline_output.OUTPUTS,
     **store_output.OUTPUTS,
+    **top_output.OUTPUTS,
     **topic_output.OUTPUTS,
     **waiting_output.OUTPUTS,
 }
@@ -42,4 +46,8 @@ OUTPUTS: dict[str, JsonOutput] = {
 
 def schema_of(command: str) -> dict[str, Any]:
     """The JSON Schema (2020-12) of the value, or of each line, that a command prints."""
-    return msgspec.json.schema(OUTPUTS[command].value)
+    output = OUTPUTS[command]
+    if output.dry_run is None:
+        return msgspec.json.schema(output.value)
+    either, objects = msgspec.json.schema_components((output.value, output.dry_run))
+    return {"anyOf": list(either), "$defs": objects}
