@@ -1,6 +1,5 @@
 """`penstock bench` against a real `penstock up`: the figures fit together, whatever the speed."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock import Admin
+from tests import json_kit
 from tests.compat.penstock import Up
 
 PATIENCE_S = 60
@@ -34,7 +34,8 @@ def bench(
         env={**os.environ, "NAMESRV_ADDR": up.address},
     )  # fmt: skip
     assert result.returncode == code, result.stdout + result.stderr
-    return (json.loads(result.stdout) if result.stdout else {}), result
+    found = json_kit.check(f"bench {arguments[0]}", result.stdout) if result.stdout else {}
+    return found, result
 
 
 def topics(up: Up) -> set[str]:
@@ -118,7 +119,7 @@ def test_an_interrupted_run_reports_and_deletes_its_topic(up: Up) -> None:
     running.send_signal(signal.SIGINT)
     out, errors = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 130, errors
-    found = json.loads(out)
+    found = json_kit.check("bench send", out)
     assert found["interrupted"]
     assert topics(up) == before
 

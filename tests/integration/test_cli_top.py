@@ -1,6 +1,5 @@
 """`penstock top` against a real `penstock up`: one screen, JSON, and the live screen."""
 
-import json
 import os
 import pty
 import select
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock import Admin, Consumer, Message, Producer
+from tests import json_kit
 from tests.compat.penstock import Up
 
 PATIENCE_S = 60
@@ -58,7 +58,7 @@ def run(up: Up, *arguments: str) -> str:
 
 
 def test_json_agrees_with_the_admin_client(up: Up) -> None:
-    found = json.loads(run(up, "--json"))
+    found = json_kit.check("top", run(up, "--json"))
     with Admin(up.address) as admin:
         progress = admin.progress("readers")
     (broker,) = found["brokers"]

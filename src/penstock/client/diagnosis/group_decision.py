@@ -47,18 +47,21 @@ def _no_group(e: GroupEvidence) -> Conclusion | None:
         text = f"The group {e.group} was not found, but not all brokers were asked: {e.partial[0]}."
         return Conclusion(GroupVerdict.UNKNOWN, text, command_line("cluster", "status"))
     text = f"No broker has the group {e.group}: check its name, or start a consumer of it."
-    return Conclusion(GroupVerdict.NO_GROUP, text, command_line("topic", "list"))
+    return Conclusion(GroupVerdict.NO_GROUP, text, command_line("group", "list"))
 
 
 def _disabled(e: GroupEvidence) -> Conclusion | None:
     brokers = disabled_brokers(e)
     if brokers:
         text = f"Consumption is disabled for the group on {', '.join(brokers)}."
+        on = (word for broker in brokers for word in ("--broker", broker))
+        command = command_line("group", "create", e.group, "--enable", *on)
     elif e.forbidden:
         text = f"The group is forbidden to read {', '.join(e.forbidden)}."
+        command = _again(e)
     else:
         return None
-    return Conclusion(GroupVerdict.CONSUME_DISABLED, text, _again(e))
+    return Conclusion(GroupVerdict.CONSUME_DISABLED, text, command)
 
 
 def _no_member(e: GroupEvidence) -> Conclusion | None:
@@ -66,13 +69,13 @@ def _no_member(e: GroupEvidence) -> Conclusion | None:
         return None
     if not any(queue.committed is not None for queue in e.queues):
         text = "No member is connected, and the group has never committed an offset."
-        return Conclusion(GroupVerdict.NEVER_CONSUMED, f"{text} Start a consumer.", _again(e))
+        return Conclusion(GroupVerdict.NEVER_CONSUMED, f"{text} Start a consumer.", _describe(e))
     lag = total_lag(e.queues)
     waits = "an unknown number of messages" if lag is None else count_text(lag, "message")
     text = (
         f"No member is connected, and {waits} {'waits' if lag == 1 else 'wait'}. Start a consumer."
     )
-    return Conclusion(GroupVerdict.NO_MEMBER, text, _again(e))
+    return Conclusion(GroupVerdict.NO_MEMBER, text, _describe(e))
 
 
 def _differing(e: GroupEvidence) -> Conclusion | None:
@@ -84,7 +87,7 @@ def _differing(e: GroupEvidence) -> Conclusion | None:
         GroupVerdict.DIFFERENT_SUBSCRIPTIONS,
         f"Members subscribe to {topic} differently ({shown}). All members of a group must have the"
         " same subscriptions: messages are lost for some of them.",
-        _again(e),
+        command_line("group", "members", e.group),
     )
 
 
@@ -93,7 +96,7 @@ def _paused(e: GroupEvidence) -> Conclusion | None:
     if not paused:
         return None
     text = f"The application has paused {named_queues(paused)}: call resume() there."
-    return Conclusion(GroupVerdict.PAUSED, text, _again(e))
+    return Conclusion(GroupVerdict.PAUSED, text, _describe(e))
 
 
 def _blocked(e: GroupEvidence) -> Conclusion | None:
@@ -110,7 +113,7 @@ def _no_owner(e: GroupEvidence) -> Conclusion | None:
     if not e.online or e.broadcast or e.pops or isinstance(free, Unknown) or not free:
         return None
     text = f"No member owns {named_queues(free)}: a rebalance is under way, or members disagree."
-    return Conclusion(GroupVerdict.NO_OWNER, text, _again(e))
+    return Conclusion(GroupVerdict.NO_OWNER, text, _describe(e))
 
 
 def _behind(e: GroupEvidence, behind_ms: int) -> Conclusion | None:
@@ -169,6 +172,13 @@ def _healthy(e: GroupEvidence) -> Conclusion:
     waits = "no message waits" if not lag else f"{count_text(lag, 'message')} not consumed yet"
     text = f"The group consumes: {count_text(count, 'member')}, {waits}."
     return Conclusion(GroupVerdict.HEALTHY, text)
+
+
+def _describe(e: GroupEvidence) -> str:
+    """Settings, members, and the offset, lag and owner of each queue; it needs the settings."""
+    if isinstance(e.settings, Unknown) or not e.settings:
+        return _again(e)
+    return command_line("group", "describe", e.group)
 
 
 def _again(e: GroupEvidence) -> str:

@@ -61,6 +61,15 @@ def _explain_group(e: MessageEvidence) -> str:
     return command_line("explain", "group", e.group)
 
 
+def _group_members(e: MessageEvidence) -> str:
+    return command_line("group", "members", e.group)
+
+
+def _queue_owners(e: MessageEvidence) -> str:
+    topic = () if e.topic is None else ("--topic", e.topic)
+    return command_line("group", "describe", e.group, *topic)
+
+
 def _show(place: MessagePlace) -> str:
     return command_line("message", "show", place.text)
 
@@ -111,7 +120,9 @@ def _half(e: MessageEvidence) -> Conclusion | None:
             f"The transaction was not committed, and its end is not known: {half.resolved.reason}"
         )
     return Conclusion(
-        Verdict.HALF, f"{text}. Consumers see the message when it is committed.", _again(e)
+        Verdict.HALF,
+        f"{text}. Consumers see the message when it is committed.",
+        command_line("transaction", "list", "--topic", half.topic),
     )
 
 
@@ -119,6 +130,7 @@ def _delayed(e: MessageEvidence) -> Conclusion | None:
     delayed = e.delayed
     if delayed is None or e.message is not None:
         return None
+    command = command_line("scheduled", "list", "--topic", delayed.topic)
     if delayed.due_ms is None:
         text = "The message is delayed; its delivery time is not known."
     elif delayed.due_ms > e.now_ms:
@@ -132,8 +144,8 @@ def _delayed(e: MessageEvidence) -> Conclusion | None:
             f"The message was due {late} ago and is not in {delayed.topic}: it was recalled, it is"
             " older than what the topic still has, or the broker is late."
         )
-        return Conclusion(Verdict.UNKNOWN, text, _again(e))
-    return Conclusion(Verdict.DELAYED, text, _again(e))
+        return Conclusion(Verdict.UNKNOWN, text, command)
+    return Conclusion(Verdict.DELAYED, text, command)
 
 
 # --- redelivery ----------------------------------------------------------------------------------
@@ -213,7 +225,7 @@ def _no_group(e: MessageEvidence) -> Conclusion | None:
         return None
     if not e.settings and e.committed is None:
         text = f"The group {e.group} does not exist: check its name, or start a consumer of it."
-        return Conclusion(Verdict.NO_GROUP, text, command_line("topic", "describe", e.topic or ""))
+        return Conclusion(Verdict.NO_GROUP, text, command_line("group", "list"))
     return None
 
 
@@ -288,10 +300,12 @@ def _disabled(e: MessageEvidence) -> Conclusion | None:
     settings = None if isinstance(e.settings, Unknown) else e.settings.get(at.broker)
     if settings is not None and not settings.consume_enabled:
         text = f"Consumption is disabled for {e.group} on {at.broker}."
-        return Conclusion(Verdict.CONSUME_DISABLED, text, _explain_group(e))
+        command = command_line("group", "create", e.group, "--enable", "--broker", at.broker)
+        return Conclusion(Verdict.CONSUME_DISABLED, text, command)
     if settings is not None and e.broadcast and not settings.broadcast_enabled:
         text = f"Broadcasting is disabled for {e.group} on {at.broker}."
-        return Conclusion(Verdict.CONSUME_DISABLED, text, _explain_group(e))
+        command = command_line("group", "create", e.group, "--broadcast", "--broker", at.broker)
+        return Conclusion(Verdict.CONSUME_DISABLED, text, command)
     if e.forbidden is True:
         text = f"The group {e.group} is forbidden to read {e.topic} on {at.broker}."
         return Conclusion(Verdict.CONSUME_DISABLED, text, _explain_group(e))
@@ -327,7 +341,7 @@ def _not_subscribed(e: MessageEvidence) -> Conclusion | None:
         text = f"Not all members of {e.group} subscribe to {e.topic}: the brokers have none."
     else:
         text = f"The group {e.group} does not subscribe to {e.topic}."
-    return Conclusion(Verdict.NOT_SUBSCRIBED, text, _explain_group(e))
+    return Conclusion(Verdict.NOT_SUBSCRIBED, text, _group_members(e))
 
 
 def _not_matched(e: MessageEvidence) -> Conclusion | None:
@@ -343,7 +357,7 @@ def _no_owner(e: MessageEvidence) -> Conclusion | None:
         f"No member of {e.group} owns queue {at.queue_id} of {at.broker}: a rebalance is under"
         " way, or the members' subscriptions differ."
     )
-    return Conclusion(Verdict.NO_OWNER, text, _explain_group(e))
+    return Conclusion(Verdict.NO_OWNER, text, _queue_owners(e))
 
 
 # --- the consumer --------------------------------------------------------------------------------
@@ -357,7 +371,7 @@ def _in_memory(e: MessageEvidence) -> Conclusion | None:
     info = mine.info
     if mine.paused and not (info is not None and info.cached_msg_count):
         text = f"{owner.client_id} has paused the queue: call resume() there."
-        return Conclusion(Verdict.PAUSED, text, _explain_group(e))
+        return Conclusion(Verdict.PAUSED, text, _group_members(e))
     if info is None or not info.cached_msg_count:
         return None
     low, high = info.cached_msg_min_offset, info.cached_msg_max_offset

@@ -1,5 +1,6 @@
 """What counts, what a report says of it, and its warnings."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from penstock.cli.bench.live_line import progress_text
 from penstock.cli.bench.measurement import MS_NS, Measurement, elapsed_s
 from penstock.cli.bench.schedule import SECOND_NS, Window
 from penstock.cli.bench.stamped_body import HEAD_BYTES, SeenNumbers, StampedBodies
+from tests import json_kit
 
 WORK = Workload(
     mode="send", topic="t", rate=100.0, concurrency=None, size=10, batch=1, producers=1,
@@ -91,25 +93,26 @@ def test_warnings(found: Measurement, work: Workload, cpu_percent: float, text: 
 
 def test_json_of_an_end_to_end_run() -> None:
     work = replace(WORK, mode="e2e", consumers=1, group="g")
-    made = BenchReport.of(
+    found = BenchReport.of(
         work,
         measured(3.0),
         cpu_percent=5.0,
         interrupted=False,
         sending=measured(1.0),
         delivery=Delivery(received=99, lost=1, duplicates=2),
-    ).as_json()
+    )
+    made = json_kit.check("bench e2e", json.dumps(found.as_json()))
     assert made["messages"] == 100
-    assert made["latency_ms"]["p50"] == pytest.approx(3.0, rel=0.01)  # type: ignore[index]
-    assert made["send_latency_ms"]["p50"] == pytest.approx(1.0, rel=0.01)  # type: ignore[index]
+    assert made["latency_ms"]["p50"] == pytest.approx(3.0, rel=0.01)
+    assert made["send_latency_ms"]["p50"] == pytest.approx(1.0, rel=0.01)
     assert (made["received"], made["lost"], made["duplicates"]) == (99, 1, 2)
-    assert "1 acknowledged messages did not arrive in time." in made["warnings"]  # type: ignore[operator]
+    assert "1 acknowledged messages did not arrive in time." in made["warnings"]
 
 
 def test_unknown_values_are_unknown() -> None:
-    made = report(measured(messages=0)).as_json()
+    made = json_kit.check("bench send", json.dumps(report(measured(messages=0)).as_json()))
     assert made["messages_per_second"] is None
-    assert set(made["latency_ms"].values()) == {None}  # type: ignore[attr-defined]
+    assert set(made["latency_ms"].values()) == {None}
     assert ms_text(None) == "-"
 
 

@@ -2,13 +2,16 @@
 
 import json
 from dataclasses import fields
+from typing import Any
 
 import jsonschema
 import pytest
 
-from penstock.cli.schemas import cluster_output
+from penstock.cli.schemas import cluster_output, top_output
 from penstock.cli.schemas.__main__ import main
+from penstock.cli.schemas.json_values import JsonValue
 from penstock.cli.schemas.registry import OUTPUTS, schema_of
+from penstock.cli.top.snapshot import BrokerRow, GroupRow, TopicRow
 from penstock.client.admin.admin_replication import Election
 from tests import json_kit
 
@@ -36,8 +39,29 @@ def test_a_field_that_is_missing_or_unknown_is_noticed() -> None:
             json_kit.check("user list", json.dumps([wrong]))
 
 
-def test_elections_are_printed_as_they_are() -> None:
-    assert cluster_output.Election.__struct_fields__ == tuple(f.name for f in fields(Election))
+@pytest.mark.parametrize(
+    ("printed", "described"),
+    [
+        (Election, cluster_output.Election),
+        (BrokerRow, top_output.TopBroker),
+        (TopicRow, top_output.TopTopic),
+        (GroupRow, top_output.TopGroup),
+    ],
+)
+def test_objects_that_are_printed_as_they_are_have_all_fields(
+    printed: Any, described: type[JsonValue]
+) -> None:
+    assert described.__struct_fields__ == tuple(f.name for f in fields(printed))
+
+
+def test_a_plan_has_another_schema_than_a_result() -> None:
+    plan = {"group": None, "targets": {}, "messages": [], "skipped": [], "warnings": []}
+    result = {"sent": [], "failed": [], "skipped": [], "spent_ms": 0}
+    for value in ({**plan, "partial": []}, result):
+        assert json_kit.check("dlq resend", json.dumps(value)) == value
+    for wrong in (plan, {**result, "partial": []}):
+        with pytest.raises(jsonschema.ValidationError):
+            json_kit.check("dlq resend", json.dumps(wrong))
 
 
 def test_schemas_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:

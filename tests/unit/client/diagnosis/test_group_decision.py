@@ -156,6 +156,22 @@ def test_the_limit_of_behind_is_the_callers() -> None:
     )
 
 
+def test_a_group_without_settings_can_not_be_described() -> None:
+    assert decide_group(evidence(**OFFLINE)).command == "penstock group describe billing"
+    for settings in ({}, Unknown("busy")):
+        left = decide_group(evidence(**OFFLINE, settings=settings))
+        assert (left.verdict, left.command) == (
+            GroupVerdict.NO_MEMBER,
+            "penstock explain group billing",
+        )
+
+
+def test_disabled_consumption_is_enabled_on_the_brokers_that_refuse_it() -> None:
+    off = replace(SETTINGS, consume_enabled=False)
+    found = decide_group(evidence(settings={"a": off, "b": SETTINGS, "c": off}))
+    assert found.command == "penstock group create billing --enable --broker a --broker c"
+
+
 def fact(kind: FactKind, **changes: Any) -> Fact:
     (found,) = [f for f in decide_group(evidence(**changes)).facts if f.kind is kind]
     return found
