@@ -24,6 +24,7 @@ COMMANDS = {
         "penstock.cli.cluster:cluster",
         "Inspect masters and slaves: status, elections, promote.",
     ),
+    "console": ("penstock.cli.console_command:console", "Run the web console of a cluster."),
     "controller": ("penstock.cli.controller:controller", "Run a controller."),
     "demo": (
         "penstock.cli.demo.demo_command:demo",
