@@ -185,6 +185,12 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
         ordered = sorted(queues, key=lambda at: at.queue)
         return GroupProgress(group, tuple(ordered), tps, tuple(sorted(unreachable)))
 
+    async def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
+        """The committed offset of a group in a queue; None if it never committed one."""
+        broker = await self.broker(queue.broker_name)
+        name = group if is_system_group(group) else self.session.with_namespace(group)
+        return await self._committed(broker, name, self.full_queue(queue))
+
     # --- private
 
     async def _committed(

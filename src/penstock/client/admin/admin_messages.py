@@ -1,66 +1,35 @@
-"""Messages: find by id, key, offset or time, track, consume directly, resend dead letters."""
+"""Messages: find by id, key, offset or time, track, consume directly, read dead letters."""
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from datetime import datetime
-from typing import Literal
 
 from penstock.client.admin.admin_browse import QueueView, Span, read_page
 from penstock.client.admin.admin_core import BrokerResults, timestamp_ms
 from penstock.client.admin.admin_follow import Follower, StartAt
-from penstock.client.admin.admin_groups import GroupAdmin
+from penstock.client.admin.admin_index import FOUND_MAX, decoded, query_index
 from penstock.client.admin.admin_members import RELAY_MS
+from penstock.client.admin.admin_resend import ResendAdmin
 from penstock.client.admin.admin_values import DirectResult, MessagePage, Track, TrackState
 from penstock.client.consumer.subscription import Subscription
-from penstock.client.messages import SendReceipt, SendStatus
-from penstock.client.received_message import ReceivedMessage, decode_records
-from penstock.errors import ConsumerNotOnline, HeaderError, InvalidParameter, PenstockError
+from penstock.client.received_message import ReceivedMessage
+from penstock.errors import ConsumerNotOnline, HeaderError
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import ConsumeMessageDirectlyResult
 from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import (
     DLQ_TOPIC_PREFIX,
-    EXT_UNIQUE_KEY_QUERY,
-    GROUP_INNER_PRODUCER,
     GROUP_TOOLS_CONSUMER,
-    PROPERTY_BUYER_ID,
-    PROPERTY_DLQ_ORIGIN_TOPIC,
-    PROPERTY_INSTANCE_ID,
-    PROPERTY_KEYS,
-    PROPERTY_ORIGIN_MESSAGE_ID,
-    PROPERTY_RETRY_TOPIC,
-    PROPERTY_TAGS,
-    PROPERTY_UNIQ_KEY,
-    RESERVED_PROPERTIES,
-    RETRY_TOPIC_PREFIX,
-    SYS_COMPRESSED,
-    SYS_COMPRESSION_MASK,
-    TOPIC_AUTO_CREATE,
     RequestCode,
     ResponseCode,
     is_system_group,
 )
-from penstock.wire.java_numbers import LONG_MAX, parse_nonnegative
-from penstock.wire.message import encode_properties
 from penstock.wire.message_ids import decode_offset_id
 
-FOUND_MAX = 64
-"""Messages of one query by key unless specified, as brokers' default."""
-
-_FOUND = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
 _THERE = (ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR)
-_KEPT = {
-    PROPERTY_KEYS,
-    PROPERTY_TAGS,
-    PROPERTY_UNIQ_KEY,
-    PROPERTY_ORIGIN_MESSAGE_ID,
-    PROPERTY_INSTANCE_ID,
-    PROPERTY_BUYER_ID,
-}
-"""RocketMQ's own properties that are kept when a dead letter is sent again."""
 
 
-class MessageAdmin(GroupAdmin):
+class MessageAdmin(ResendAdmin):
     """The part of `AsyncAdmin` about single messages."""
 
     # --- find
@@ -102,7 +71,7 @@ class MessageAdmin(GroupAdmin):
         found = await self.ask_each(candidates, RequestCode.VIEW_MESSAGE_BY_ID, fields, good=_THERE)
         for broker, answer in found.items:
             if answer.code == ResponseCode.SUCCESS and answer.body:
-                for message in self._decode(answer.body, broker.name):
+                for message in decoded(self, answer.body, broker.name):
                     if message.offset_id == offset_id.upper():
                         return message
         if found.problem is not None:
@@ -280,29 +249,6 @@ class MessageAdmin(GroupAdmin):
             resume=resume,
         )
 
-    async def resend_dead_letters(
-        self,
-        group: str,
-        messages: Iterable[ReceivedMessage],
-        *,
-        to: Literal["group", "topic"] = "group",
-    ) -> list[SendReceipt]:
-        """Send dead letters again: to their group only, or to their topic.
-
-        They keep body, id, keys, tags and the application's properties, and are retried as often as
-        new messages. The dead letter topic does not change. POP consumers have other retry topics:
-        use "topic" for them.
-        """
-        copies = [(message, *self._copy(group, message, to)) for message in messages]
-        receipts: list[SendReceipt] = []
-        for message, topic, properties in copies:
-            try:
-                receipts.append(await self._send_copy(message, topic, properties))
-            except PenstockError as error:
-                before = f"{len(receipts)} of {len(copies)} messages were sent, then: "
-                raise type(error)(before + error.message, hint=error.hint) from None
-        return receipts
-
     # --- private
 
     async def _by_key(
@@ -315,101 +261,17 @@ class MessageAdmin(GroupAdmin):
         *,
         unique: bool,
     ) -> BrokerResults[list[ReceivedMessage]]:
-        name = self.session.with_namespace(topic)
         having = set((await self.route(topic)).brokers)
         masters = [broker for broker in await self.masters() if broker.name in having]
-        fields = {
-            "topic": name,
-            "key": key,
-            "maxNum": str(count_max),
-            "beginTimestamp": str(0 if since is None else timestamp_ms(since)),
-            "endTimestamp": str(LONG_MAX if until is None else timestamp_ms(until)),
-            EXT_UNIQUE_KEY_QUERY: "true" if unique else "false",
-        }
-        found = await self.ask_each(masters, RequestCode.QUERY_MESSAGE, fields, good=_FOUND)
-        messages = [
-            (
-                broker,
-                [
-                    message
-                    for message in self._decode(answer.body, broker.name)
-                    if message.stored_topic == name  # brokers search by hash
-                ],
-            )
-            for broker, answer in found.items
-            if answer.code == ResponseCode.SUCCESS
-        ]
-        return BrokerResults(messages, found.unreachable, found.problem)
-
-    def _decode(self, body: bytes, broker_name: str) -> list[ReceivedMessage]:
-        return decode_records(
-            body,
-            broker_name,
-            namespace=self.session.options.namespace,
-            received_ms=self.session.clock.now_ms(),
-        )
-
-    def _copy(
-        self, group: str, message: ReceivedMessage, to: Literal["group", "topic"]
-    ) -> tuple[str, dict[str, str]]:
-        """Topic and properties of a dead letter that is sent again; raises InvalidParameter."""
-        origin = message.properties.get(PROPERTY_DLQ_ORIGIN_TOPIC) or message.properties.get(
-            PROPERTY_RETRY_TOPIC
-        )
-        if not message.stored_topic.startswith(DLQ_TOPIC_PREFIX) or origin is None:
-            raise InvalidParameter(
-                f"the message {message.message_id} of {message.stored_topic} is not a dead letter",
-                hint="pass messages that dead_letters() returned",
-            )
-        properties = {
-            name: value
-            for name, value in message.properties.items()
-            if name in _KEPT or name not in RESERVED_PROPERTIES
-        }
-        if to == "topic":
-            return origin, properties
-        properties[PROPERTY_RETRY_TOPIC] = origin
-        return self.session.with_namespace(RETRY_TOPIC_PREFIX + group), properties
-
-    async def _send_copy(
-        self, message: ReceivedMessage, topic: str, properties: Mapping[str, str]
-    ) -> SendReceipt:
-        """Send to the broker of the original, which selects the queue."""
-        broker = await self.broker(message.broker_name)
-        fields = {
-            "a": GROUP_INNER_PRODUCER,
-            "b": topic,
-            "c": TOPIC_AUTO_CREATE,
-            "d": "4",
-            "e": "-1",
-            "f": str(message.sys_flag & (SYS_COMPRESSED | SYS_COMPRESSION_MASK)),
-            "g": str(message.born_ms),
-            "h": str(message.flag),
-            "i": encode_properties(properties).decode("utf-8", "replace"),
-            "j": "0",
-            "k": "false",
-            "m": "false",
-            "n": broker.name,
-        }
-        answer = await self.ask(
-            broker.address,
-            RequestCode.SEND_MESSAGE_V2,
-            fields,
-            message.stored_body,
-            good=list(SendStatus),
-        )
-        queue_id = parse_nonnegative(answer.ext.get("queueId", ""))
-        queue_offset = parse_nonnegative(answer.ext.get("queueOffset", ""))
-        if queue_id is None or queue_offset is None:
-            raise HeaderError(
-                f"{broker.address} stored a message, but its response has no queue ID and offset"
-            )
-        return SendReceipt(
-            SendStatus(answer.code),
-            message.message_id,
-            answer.ext.get("msgId", ""),
-            MessageQueue(self.session.without_namespace(topic), broker.name, queue_id),
-            queue_offset,
+        return await query_index(
+            self,
+            masters,
+            self.session.with_namespace(topic),
+            key,
+            since_ms=None if since is None else timestamp_ms(since),
+            until_ms=None if until is None else timestamp_ms(until),
+            count_max=count_max,
+            unique=unique,
         )
 
 

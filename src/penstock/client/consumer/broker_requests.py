@@ -19,12 +19,15 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Protocol
 
+import msgspec
+
 from penstock.client.client_session import MemberResponse, Session
 from penstock.client.consumer.consume_rates import Rates
 from penstock.client.consumer.consumer_options import QueueConsumerOptions
 from penstock.client.consumer.offset_store import OffsetStore
-from penstock.client.consumer.process_queue import ProcessQueue
+from penstock.client.consumer.process_queue import ProcessQueue, queue_text
 from penstock.client.consumer.rebalance import Rebalancer
+from penstock.client.received_message import HANDLING
 from penstock.clock import Clock
 from penstock.errors import BodyError
 from penstock.transport.peer import PeerRequest, Response
@@ -45,6 +48,9 @@ log = logging.getLogger(__name__)
 
 STACK_CHARS_MAX = 512 * 1024
 """Longest text of stacks in a response."""
+QUEUE_FIELDS = ("oldestInWorkSince", "paused", "lastFailure")
+"""What a consumer reports of each queue besides Java's fields: when the handler received the oldest
+message (ms since 1970), whether the queue is paused, the last failure of a pull or a handler."""
 
 
 class ManagedConsumer(Protocol):
@@ -227,7 +233,31 @@ def running_info(
             s.topic: rates.status(s.topic, (w for w in process_queues if w.queue.topic == s.topic))
             for s in subscriptions
         },
+        user_consumer_info={
+            field: value
+            for w in process_queues
+            for field, value in _reported(w, session.clock).items()
+        },
     )
+
+
+def queue_field(name: str, queue: MessageQueue) -> str:
+    """The name of a field of `QUEUE_FIELDS` in the running info, for one queue."""
+    return f"{name} {queue_text(queue)}"
+
+
+def _reported(process_queue: ProcessQueue, clock: Clock) -> dict[str, str]:
+    """What Java's running info has no field for. Other clients' tools print it as text."""
+    queue, oldest = process_queue.queue, process_queue.oldest
+    in_work, paused, failure = QUEUE_FIELDS
+    reported = {queue_field(paused, queue): str(process_queue.paused).lower()}
+    if oldest is not None and oldest.state == HANDLING and oldest.handling_since_ms:
+        since_ms = clock.now_ms() - (clock.monotonic_ms() - oldest.handling_since_ms)
+        reported[queue_field(in_work, queue)] = str(since_ms)
+    problem = process_queue.pull_failure or process_queue.last_failure
+    if problem is not None:
+        reported[queue_field(failure, queue)] = problem
+    return reported
 
 
 def _queue_info(
@@ -251,13 +281,7 @@ def _queue_info(
 def _with_stacks(info: ConsumerRunningInfo, request: PeerRequest) -> ConsumerRunningInfo:
     if request.ext.get("jstackEnable", "").lower() != "true":
         return info
-    return ConsumerRunningInfo(
-        properties=info.properties,
-        subscription_set=info.subscription_set,
-        mq_table=info.mq_table,
-        status_table=info.status_table,
-        jstack=_stacks(),
-    )
+    return msgspec.structs.replace(info, jstack=_stacks())
 
 
 def _stacks() -> str:

@@ -45,6 +45,7 @@ class Admin(SyncClient[AsyncAdmin]):
     producers = blocking(AsyncAdmin.producers)
     producer_groups = blocking(AsyncAdmin.producer_groups)
     running_info = blocking(AsyncAdmin.running_info)
+    committed_offset = blocking(AsyncAdmin.committed_offset)
     progress = blocking(AsyncAdmin.progress)
     plan_reset = blocking(AsyncAdmin.plan_reset)
     plan_clone = blocking(AsyncAdmin.plan_clone)
@@ -76,6 +77,7 @@ class Admin(SyncClient[AsyncAdmin]):
     track = blocking(AsyncAdmin.track)
     consume_directly = blocking(AsyncAdmin.consume_directly)
     dead_letters = blocking(AsyncAdmin.dead_letters)
+    resend_message = blocking(AsyncAdmin.resend_message)
     resend_dead_letters = blocking(AsyncAdmin.resend_dead_letters)
 
     cluster = blocking(AsyncAdmin.cluster)

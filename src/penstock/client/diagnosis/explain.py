@@ -1,0 +1,18 @@
+"""Why a group has not consumed a message, and how a group is: gather, then decide."""
+
+from penstock.client.admin.async_admin import AsyncAdmin
+from penstock.client.diagnosis.message_decision import decide_message
+from penstock.client.diagnosis.message_gathering import gather_message
+from penstock.client.diagnosis.values import Explanation
+
+
+async def explain_message(
+    admin: AsyncAdmin, message_id: str, group: str, topic: str | None = None
+) -> Explanation:
+    """Why a group has consumed a message, or has not.
+
+    `message_id` is a unique id, an offset id or a place (`topic/broker/queue@offset`). Without a
+    topic, the topics are searched. What can't be determined is unknown; raises only if no
+    NameServer answers.
+    """
+    return decide_message(await gather_message(admin, message_id, group, topic))

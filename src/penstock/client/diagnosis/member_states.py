@@ -1,0 +1,64 @@
+"""The state that connected members report about themselves, for messages and groups alike."""
+
+from collections.abc import Mapping
+
+from penstock.client.admin.async_admin import AsyncAdmin, GroupMembers
+from penstock.client.consumer.broker_requests import QUEUE_FIELDS, queue_field
+from penstock.client.consumer.subscription import Subscription
+from penstock.client.diagnosis.message_evidence import MemberState, QueueStateOfMember
+from penstock.errors import PenstockError
+from penstock.wire.bodies.admin_bodies import ConsumerRunningInfo
+from penstock.wire.bodies.client_bodies import MessageQueue
+from penstock.wire.java_numbers import parse_nonnegative
+
+MEMBERS_MAX = 100
+"""Members that are queried: a broker forwards each request to the member."""
+
+
+async def member_states(
+    admin: AsyncAdmin, group: str, members: GroupMembers
+) -> tuple[MemberState, ...]:
+    """What each member reports; those beyond MEMBERS_MAX count as not answering."""
+
+    async def one(client_id: str) -> MemberState:
+        try:
+            info = await admin.running_info(group, client_id)
+        except PenstockError as error:
+            return MemberState(client_id, error.message)
+        return _state(admin, client_id, info)
+
+    ids = [member.client_id for member in members.members]
+    asked = await admin.for_each(ids[:MEMBERS_MAX], one)
+    rest = [MemberState(client_id, "it was not asked") for client_id in ids[MEMBERS_MAX:]]
+    return (*asked, *rest)
+
+
+def _state(admin: AsyncAdmin, client_id: str, info: ConsumerRunningInfo) -> MemberState:
+    bare = admin.session.without_namespace
+    queues = {
+        admin.bare_queue(queue): _queue(queue, info.user_consumer_info, info)
+        for queue in (*info.mq_table, *info.mq_pop_table)
+    }
+    return MemberState(
+        client_id=client_id,
+        subscriptions=tuple(
+            Subscription(bare(data.topic), data.sub_string or "", data.expression_type)
+            for data in info.subscription_set
+        ),
+        queues=queues,
+        orderly=info.properties.get("PROP_CONSUMEORDERLY") == "true",
+        started_ms=parse_nonnegative(info.properties.get("PROP_CONSUMER_START_TIMESTAMP", "")),
+    )
+
+
+def _queue(
+    queue: MessageQueue, reported: Mapping[str, str], info: ConsumerRunningInfo
+) -> QueueStateOfMember:
+    since, paused, failure = (reported.get(queue_field(name, queue)) for name in QUEUE_FIELDS)
+    known = queue_field(QUEUE_FIELDS[1], queue) in reported
+    return QueueStateOfMember(
+        info=info.mq_table.get(queue),
+        in_work_since_ms=None if since is None else parse_nonnegative(since),
+        paused=(paused == "true") if known else None,
+        failure=failure,
+    )

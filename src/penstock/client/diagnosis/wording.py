@@ -1,0 +1,35 @@
+"""Durations, times, counts and command lines as text."""
+
+import shlex
+from datetime import datetime
+
+
+def duration_text(ms: int) -> str:
+    """A duration with its two largest units: `450 ms`, `12 s`, `3 min 20 s`, `2 h 5 min`."""
+    if ms < 1_000:
+        return f"{max(ms, 0)} ms"
+    seconds = ms // 1_000
+    for size, unit, lower_size, lower in (
+        (86_400, "d", 3_600, "h"),
+        (3_600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if seconds >= size:
+            rest = seconds % size // lower_size
+            return f"{seconds // size} {unit}" + (f" {rest} {lower}" if rest else "")
+    return f"{seconds} s"
+
+
+def moment_text(ms: int) -> str:
+    """A time in local time."""
+    return datetime.fromtimestamp(ms / 1000).isoformat(" ", "seconds")
+
+
+def count_text(count: int, singular: str) -> str:
+    """A number with its noun."""
+    return f"{count:,} {singular}" + ("" if count == 1 else "s")
+
+
+def command_line(*words: str) -> str:
+    """A command line of `penstock`, quoted for a shell."""
+    return shlex.join(("penstock", *words))
