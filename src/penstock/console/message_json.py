@@ -3,7 +3,7 @@
 from penstock.client.received_message import ReceivedMessage
 from penstock.console.decoders import decode_body, summary
 from penstock.errors import CompressionError
-from penstock.wire.codes import RESERVED_PROPERTIES
+from penstock.wire.codes import PROPERTY_TRANSACTION_PREPARED, RESERVED_PROPERTIES
 
 UNREADABLE = "(the body can't be decompressed)"
 
@@ -34,7 +34,9 @@ def message_detail(message: ReceivedMessage) -> dict[str, object]:
         **message_row(message),
         "offset_id": message.offset_id,
         "unique_id": message.unique_id,
-        "transaction_id": message.transaction_id,
+        "transaction_id": message.transaction_id
+        if properties.get(PROPERTY_TRANSACTION_PREPARED) == "true"
+        else None,
         "sent_to": message.topic,
         "born_host": message.born_host,
         "store_host": message.store_host,

@@ -16,6 +16,7 @@ from typing import TypeVar
 from penstock.client.admin.admin_values import TopicKind
 from penstock.client.admin.async_admin import AsyncAdmin, GroupInfo, TopicInfo
 from penstock.console.history import History, Sample
+from penstock.console.lag import group_lag, group_lag_ms
 from penstock.console.snapshot import GroupFigures, Snapshot, TopicFigures
 from penstock.errors import PenstockError
 from penstock.wire import fastjson
@@ -174,8 +175,8 @@ class ClusterWatch:
             partial = bool(progress.unreachable or members.unreachable)
             return GroupFigures(
                 at_ms=now_ms,
-                lag=progress.lag,
-                lag_ms=progress.lag_ms,
+                lag=group_lag(progress),
+                lag_ms=group_lag_ms(progress),
                 rate_out=None if partial else progress.tps,
                 members=None if members.unreachable else len(members.members),
                 topics=tuple(sorted({queue.queue.topic for queue in progress.queues})),

@@ -6,11 +6,15 @@ from typing import Any
 from penstock.client.admin.async_admin import GroupInfo
 from penstock.console.api.overview import first_snapshot
 from penstock.console.endpoints import Call, endpoint
+from penstock.console.lag import group_lag, group_lag_ms, queue_lag, queue_lag_ms
 from penstock.console.paging import PARAMETERS, page_of
 from penstock.console.security.accounts import Role
 from penstock.console.snapshot import Snapshot
 from penstock.errors import GroupNotExist, InvalidParameter, PenstockError
 from penstock.wire.codes import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
+
+BEHIND_MS = 10_000
+"""A group whose oldest waiting message is younger is up to date."""
 
 _CHANGES: Mapping[str, tuple[type, str]] = {
     "consume_enabled": (bool, "whether members may consume"),
@@ -23,7 +27,9 @@ _CHANGES: Mapping[str, tuple[type, str]] = {
 
 
 @endpoint(
-    "GET", "/groups", parameters={**PARAMETERS, "state": "all (default), behind, offline or idle"}
+    "GET",
+    "/groups",
+    parameters={**PARAMETERS, "state": "all (default), behind, offline or current"},
 )
 async def list_groups(call: Call) -> object:
     """One page of the groups. Figures that were not measured yet are null."""
@@ -59,8 +65,8 @@ async def describe(call: Call) -> object:
     dead = call.console.watch.snapshot.topic_figures.get(DLQ_TOPIC_PREFIX + name)
     return {
         "name": name,
-        "lag": progress.lag,
-        "lag_ms": progress.lag_ms,
+        "lag": group_lag(progress),
+        "lag_ms": group_lag_ms(progress),
         "rate_out": progress.tps,
         "model": members.model,
         "consume_type": members.consume_type,
@@ -93,8 +99,8 @@ async def describe(call: Call) -> object:
                 "max_offset": one.max_offset,
                 "committed": one.committed,
                 "pulled": one.pulled,
-                "lag": one.lag,
-                "lag_ms": one.lag_ms,
+                "lag": queue_lag(one),
+                "lag_ms": queue_lag_ms(one),
                 "consumed_ms": one.consumed_ms,
                 **owners.get((one.queue.topic, one.queue.broker_name, one.queue.queue_id), _NOBODY),
             }
@@ -200,11 +206,13 @@ def _changes(call: Call) -> dict[str, Any]:
 
 def _state(at: Snapshot, info: GroupInfo) -> str:
     figures = at.group_figures.get(info.name)
-    if figures is None:
+    if figures is None or figures.lag is None:
         return "unknown"
-    if figures.lag:
-        return "behind" if figures.members else "offline"
-    return "idle"
+    if figures.lag and figures.members == 0:
+        return "offline"
+    if figures.lag and (figures.lag_ms is None or figures.lag_ms >= BEHIND_MS):
+        return "behind"
+    return "current"
 
 
 def _keys(at: Snapshot) -> Mapping[str, Callable[[GroupInfo], Any]]:

@@ -1,10 +1,13 @@
 """Messages: search, browse, one message with its trace and its verdict for each group, resend."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.client.admin.admin_values import MessagePage
+from penstock.client.diagnosis.explain import explain_message
+from penstock.client.diagnosis.search import find_messages
+from penstock.client.diagnosis.values import Explanation, Fact, MessagePlace
 from penstock.client.received_message import ReceivedMessage
 from penstock.console.endpoints import ApiError, Call, endpoint
 from penstock.console.message_json import message_detail, message_row
@@ -20,6 +23,8 @@ SIZE_MAX = 200
 SCAN_MESSAGES_MAX = 5_000
 """Messages that one request reads when it looks for a text in the bodies."""
 SCAN_S = 3.0
+GROUPS_MAX = 32
+"""Groups whose verdict one request tells."""
 
 
 @endpoint(
@@ -138,21 +143,22 @@ async def _scan(
 
 async def _find(call: Call, wanted: SearchText, topic: str, size: int) -> object:
     """Messages by id, key or place."""
-    if not topic:
-        raise InvalidParameter("choose a topic")
-    if wanted.reference:
-        message = await call.admin.find_message(topic, wanted.reference)
-        found = [message] if message is not None else []
-    else:
-        found = await call.admin.messages_by_key(
-            topic, wanted.key, since=wanted.since, until=wanted.until, count_max=size
-        )
+    found = await find_messages(
+        call.admin,
+        wanted.reference or None,
+        topic=topic or None,
+        key=wanted.key or None,
+        since=wanted.since,
+        until=wanted.until,
+        count_max=size,
+    )
     return {
-        "rows": [message_row(message) for message in reversed(found)],
+        "rows": [message_row(message) for message in reversed(found.messages)],
         "resume": None,
-        "complete": True,
-        "scanned": len(found),
-        "notes": [],
+        "complete": not found.is_partial,
+        "scanned": None,
+        "how": found.how,
+        "notes": list(found.partial),
     }
 
 
@@ -187,14 +193,42 @@ async def trace(call: Call) -> object:
 
 @endpoint("GET", "/message/{topic}/{broker}/{queue}/{offset}/groups")
 async def groups(call: Call) -> object:
-    """For each group of the topic, whether it has consumed the message."""
+    """For each group of the topic, whether it has consumed the message, and why not."""
     found = await message_at(call)
-    tracks = await call.admin.track(found)
+    names = await call.admin.groups_of_topic(found.topic)
+    place = MessagePlace.of(found).text
+    explained = await call.admin.for_each(
+        names[:GROUPS_MAX], lambda name: explain_message(call.admin, place, name)
+    )
     return {
-        "rows": [
-            {"group": one.group, "verdict": one.state.value, "online": one.online} for one in tracks
-        ]
+        "rows": [_verdict(one) for one in explained],
+        "left_out": max(len(names) - GROUPS_MAX, 0),
     }
+
+
+@endpoint("GET", "/message/{topic}/{broker}/{queue}/{offset}/groups/{group}")
+async def explain(call: Call) -> object:
+    """Why a group has consumed a message, or has not: the facts, the verdict, the next command."""
+    place = MessagePlace.of(await message_at(call)).text
+    explained = await explain_message(call.admin, place, call.path("group"))
+    return {**_verdict(explained), "facts": facts_json(explained.facts)}
+
+
+def _verdict(one: Explanation) -> dict[str, object]:
+    return {
+        "group": one.group,
+        "verdict": one.verdict.value,
+        "text": one.text,
+        "command": one.command,
+        "partial": list(one.partial),
+    }
+
+
+def facts_json(facts: Iterable[Fact]) -> list[dict[str, object]]:
+    """The chain of facts."""
+    return [
+        {"kind": fact.kind.value, "status": fact.status.value, "text": fact.text} for fact in facts
+    ]
 
 
 @endpoint(

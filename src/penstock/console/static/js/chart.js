@@ -5,7 +5,7 @@ import { clockText, timeText } from "./format.js";
 
 const W = 640;
 const H = 190;
-const LEFT = 54;
+const LEFT = 62;
 const RIGHT = 10;
 const TOP = 10;
 const BOTTOM = 24;
@@ -19,13 +19,22 @@ function steps(highest) {
   return found;
 }
 
+// Round values of times: 1, 2, 5, 10, 15, 30 of a unit.
+export function timeSteps(highest) {
+  const units = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800];
+  const step = (units.find((unit) => unit * 1000 >= highest / 4) || Math.ceil(highest / 4 / 86400000) * 86400) * 1000;
+  const found = [];
+  for (let value = 0; value < highest + step; value += step) found.push(value);
+  return found;
+}
+
 // series: [{ name, values: [number|null] }]; times: [ms]; text: value → text.
-export function lineChart({ times, series, text, least = 1, empty }) {
+export function lineChart({ times, series, text, least = 1, marksOf = steps, empty }) {
   const values = series.flatMap((one) => one.values).filter((v) => v !== null && v !== undefined);
   if (times.length < 2 || !values.length) {
     return h("div", { class: "empty" }, h("p", {}, empty || "There are no samples yet. The chart fills while the console runs."));
   }
-  const marks = steps(Math.max(least, ...values));
+  const marks = marksOf(Math.max(least, ...values));
   const top = marks[marks.length - 1];
   const [first, last] = [times[0], times[times.length - 1]];
   const x = (ms) => LEFT + ((ms - first) / Math.max(last - first, 1)) * (W - LEFT - RIGHT);

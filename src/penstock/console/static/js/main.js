@@ -102,6 +102,7 @@ async function open() {
   current?.ended.abort();
   document.querySelectorAll("dialog[open]").forEach((box) => box.close());
   side.classList.remove("open");
+  delete main.dataset.page;
   const path = location.pathname;
   for (const link of side.querySelectorAll(".nav")) {
     const target = link.getAttribute("href");

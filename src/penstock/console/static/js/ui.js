@@ -46,7 +46,7 @@ export function stat(label, value, { unit, note: text, id } = {}) {
     { class: "stat", "data-stat": id || label },
     h("div", { class: "label" }, label),
     h("div", { class: "value" }, value, unit && h("span", { class: "unit" }, unit)),
-    h("div", { class: "note" }, text || "\u00a0"),
+    h("div", { class: "hint" }, text || "\u00a0"),
   );
 }
 

@@ -5,8 +5,8 @@ import { h, show } from "../dom.js";
 import { count, countText, duration, rate, unknown } from "../format.js";
 import { ask, badge, empty, field, pager, panel, searchBox, segments, table, toast } from "../ui.js";
 
-const STATES = [["all", "All"], ["behind", "Behind"], ["offline", "Behind without members"], ["idle", "Up to date"]];
-export const STATE_BADGES = { behind: ["behind", "warn"], offline: ["no members", "bad"], idle: ["up to date", "good"], unknown: ["unknown", ""] };
+const STATES = [["all", "All"], ["behind", "Behind"], ["offline", "Without members"], ["current", "Up to date"]];
+export const STATE_BADGES = { behind: ["behind", "warn"], offline: ["no members", "bad"], current: ["up to date", "good"], unknown: ["unknown", ""] };
 
 export default async function groups(page) {
   const at = {

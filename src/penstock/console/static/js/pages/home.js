@@ -1,7 +1,7 @@
 // Home: rates, lag, disk, alarms as sentences, the last hour.
 
 import { part } from "../api.js";
-import { legend, lineChart } from "../chart.js";
+import { legend, lineChart, timeSteps } from "../chart.js";
 import { h, show } from "../dom.js";
 import { ago, compact, count, countText, duration, durationText, percent, rateText, unknown } from "../format.js";
 import { body, empty, panel, stat, table } from "../ui.js";
@@ -57,6 +57,7 @@ export default async function home(page) {
             series: [{ name: "lag", values: samples.map((one) => one.lag_ms) }],
             text: (ms) => (ms ? durationText(ms) : "0"),
             least: 1000,
+            marksOf: timeSteps,
             empty: "No group was measured yet.",
           }),
         ),
@@ -102,5 +103,5 @@ function behindPanel(at) {
     { label: "Messages", num: true, cell: (row) => count(row.lag) },
     { label: "Members", num: true, cell: (row) => count(row.members) },
   ];
-  return panel("Groups that are behind", table(columns, at.behind, { link: (row) => `/groups/${part(row.group)}`, key: (row) => row.group }));
+  return panel("Groups with the largest lag", table(columns, at.behind, { link: (row) => `/groups/${part(row.group)}`, key: (row) => row.group }));
 }
