@@ -12,10 +12,18 @@ from penstock.client.diagnosis import (
     Explanation,
     FactKind,
     FactStatus,
+    GroupExplanation,
+    GroupVerdict,
+    ResendProgress,
     SearchResult,
     Verdict,
+    explain_group,
     explain_message,
     find_messages,
+    plan_resend,
+    resend,
+    select_dead_letters,
+    select_messages,
 )
 
 from .environment import Environment, Inbox, eventually, running, send_all
@@ -29,6 +37,22 @@ async def until_verdict(
 
     async def look() -> Explanation | None:
         last[:] = [await explain_message(admin, message_id, group, topic)]
+        return last[0] if last[0].verdict is verdict else None
+
+    try:
+        found = await eventually(look, 30)
+    except AssertionError:
+        raise AssertionError(last) from None
+    assert found is not None
+    return found
+
+
+async def until_group(admin: AsyncAdmin, group: str, verdict: GroupVerdict) -> GroupExplanation:
+    """Explain a group until the verdict is this one."""
+    last: list[GroupExplanation] = []
+
+    async def look() -> GroupExplanation | None:
+        last[:] = [await explain_group(admin, group)]
         return last[0] if last[0].verdict is verdict else None
 
     try:
@@ -140,6 +164,13 @@ async def test_in_work_behind_and_paused(env: Environment) -> None:
             finally:
                 release.set()
             await until_verdict(admin, second.message_id, group, Verdict.CONSUMED, topic)
+            healthy = await until_group(admin, group, GroupVerdict.HEALTHY)
+            assert {fact.status for fact in healthy.facts} == {FactStatus.OK}
+            consumer.pause(topic)
+            await until_group(admin, group, GroupVerdict.PAUSED)
+            third = await producer.send(Message(topic, "3"))
+            await until_verdict(admin, third.message_id, group, Verdict.PAUSED, topic)
+        await until_group(admin, group, GroupVerdict.NO_MEMBER)
 
 
 async def test_retries_and_dead_letters(env: Environment) -> None:
@@ -164,6 +195,8 @@ async def test_retries_and_dead_letters(env: Environment) -> None:
             assert same.verdict is Verdict.DEAD_LETTER
             assert same.message is not None
             assert same.message.topic == topic
+            group_state = await until_group(admin, group, GroupVerdict.DEAD_LETTERS)
+            assert group_state.command == f"penstock dlq list {group}"
 
 
 async def test_delayed_messages_and_transactions(env: Environment) -> None:
@@ -211,3 +244,84 @@ async def test_messages_that_do_not_exist(env: Environment) -> None:
             Verdict.NO_ROUTE,
         )
         assert sent.queue_offset == 0
+
+
+async def test_members_with_different_subscriptions(env: Environment) -> None:
+    topic, group = env.topic(queues=2, brokers=["broker-a"]), env.name("c")
+    consumers = []
+    for tags in ("a", "b"):
+        consumer = env.consumer(start_at="first")
+        consumer.on(topic, tags=tags)(Inbox())
+        consumers.append(consumer)
+    async with AsyncAdmin(env.nameservers) as admin, running(*consumers):
+        found = await until_group(admin, group, GroupVerdict.DIFFERENT_SUBSCRIPTIONS)
+        assert ": a, " in found.text
+        assert ": b)" in found.text
+
+
+async def test_a_selection_of_dead_letters_is_sent_again(env: Environment) -> None:
+    topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("c")
+    inbox = Inbox()
+    fails = True
+    consumer = env.consumer(start_at="first", retries_max=0)
+
+    @consumer.on(topic)
+    async def handle(message: ReceivedMessage) -> bool:
+        inbox.add(message)
+        return not fails
+
+    async with AsyncAdmin(env.nameservers) as admin, env.producer() as producer:
+        nothing = await select_dead_letters(admin, group, ids=["missing"])
+        assert (nothing.messages, len(nothing.partial)) == ((), 1)
+        ids = []
+        for number in range(6):
+            tags = "odd" if number % 2 else "even"
+            sent = await producer.send(Message(topic, str(number), tags=tags, keys=[f"k{number}"]))
+            ids.append(sent.message_id)
+        async with running(consumer):
+            await eventually(partial(count_dead, admin, group, 6))
+            fails = False
+            by_tag = await select_dead_letters(admin, group, tags="odd")
+            assert sorted(m.body for m in by_tag.messages) == [b"1", b"3", b"5"]
+            by_key = await select_dead_letters(admin, group, key="k2")
+            assert [m.body for m in by_key.messages] == [b"2"]
+            few = await select_dead_letters(admin, group, count_max=2)
+            assert (len(few.messages), len(few.partial)) == (2, 1)
+            chosen = await select_dead_letters(admin, group, ids=[ids[0], ids[4], "missing"])
+            assert sorted(m.body for m in chosen.messages) == [b"0", b"4"]
+            assert chosen.partial == ("the dead letter missing was not found",)
+
+            seen: list[ResendProgress] = []
+            plan = await plan_resend(admin, chosen.messages, group=group)
+            assert plan.targets == {f"%RETRY%{group}": 2}
+            assert len(inbox.messages) == 6, "a plan sends nothing"
+            report = await resend(admin, plan, rate=100, progress=seen.append)
+            assert report.is_complete
+            assert {receipt.message_id for _, receipt in report.sent} == {ids[0], ids[4]}
+            assert seen[-1] == ResendProgress(2, 0, 2)
+            await inbox.count(8)
+            again = await until_verdict(admin, ids[0], group, Verdict.CONSUMED, topic)
+            assert "sent again" in again.text
+
+            fresh = await select_messages(admin, topic, key="k1")
+            report = await resend(admin, await plan_resend(admin, fresh.messages))
+            assert report.sent[0][1].queue.topic == topic
+            await inbox.count(9)
+            assert inbox.messages[-1].body == b"1"
+
+
+async def count_dead(admin: AsyncAdmin, group: str, count: int) -> bool:
+    return len((await select_dead_letters(admin, group)).messages) == count
+
+
+async def test_groups_that_do_not_exist_or_may_not_consume(env: Environment) -> None:
+    topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("c")
+    async with AsyncAdmin(env.nameservers) as admin, env.producer() as producer:
+        assert (await explain_group(admin, group)).verdict is GroupVerdict.NO_GROUP
+        sent = await producer.send(Message(topic, "hello"))
+        await admin.create_group(group)
+        assert (await explain_group(admin, group)).verdict is GroupVerdict.NEVER_CONSUMED
+        await until_verdict(admin, sent.message_id, group, Verdict.NO_MEMBER, topic)
+        await admin.update_group(group, consume_enabled=False)
+        assert (await explain_group(admin, group)).verdict is GroupVerdict.CONSUME_DISABLED
+        await until_verdict(admin, sent.message_id, group, Verdict.CONSUME_DISABLED, topic)

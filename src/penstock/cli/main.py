@@ -3,8 +3,8 @@
 Each noun has its own module, which is imported when the command is called. A command imports what
 it needs when it runs, so that `penstock --help` takes little longer than starting Python.
 
-Exit codes: 0 success, 1 failure, 2 wrong usage or (from the store tools) corruption, 130
-interrupted.
+Exit codes: 0 success, 1 failure, 2 wrong usage or (from the store tools) corruption, 3 the answer
+is no (nothing found, not consumed, not healthy), 4 the answer is not known, 130 interrupted.
 """
 
 import importlib
@@ -30,6 +30,12 @@ COMMANDS = {
         "penstock.cli.demo.demo_command:demo",
         "Kill a broker under load and recover it, then run Spark pipelines.",
     ),
+    "dlq": ("penstock.cli.dlq:dlq", "Dead letters of a group: list, show, resend, export."),
+    "explain": (
+        "penstock.cli.explain:explain",
+        "Explain why a message was not consumed, or how a group is.",
+    ),
+    "message": ("penstock.cli.message:message", "Find messages: find, show, resend."),
     "nameserver": ("penstock.cli.nameserver:nameserver", "Run a NameServer."),
     "pipeline": ("penstock.cli.pipeline:pipeline", "Run Spark pipelines: list, describe, run."),
     "send": ("penstock.cli.send_command:send", "Send messages to a topic."),

@@ -1,30 +1,22 @@
 """`penstock tail`: prints the messages of a topic as they arrive."""
 
 import asyncio
-import base64
 import contextlib
 import json
 import os
 import stat
 import sys
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.message_text import message_json, one_line
 from penstock.cli.remote import ClusterOptions, cluster_options, json_option, run
-from penstock.cli.times import read_duration, read_time
+from penstock.cli.times import read_moment
 
 if TYPE_CHECKING:
     from penstock.client.admin.admin_follow import StartAt
     from penstock.client.received_message import ReceivedMessage
-
-_CONTROLS = {
-    code: chr(code).encode("unicode_escape").decode()
-    for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
-    if chr(code) != "\t"
-}
-"""Control characters are escaped: a message is one line and can't control the terminal."""
 
 
 def _read_start(context: click.Context, option: click.Parameter, text: str) -> "StartAt":
@@ -33,16 +25,9 @@ def _read_start(context: click.Context, option: click.Parameter, text: str) -> "
     if text == "last":
         return "last"
     try:
-        ago = read_duration(text)
-    except ValueError:
-        try:
-            return read_time(text)
-        except ValueError as error:
-            raise click.BadParameter(f"{error}, or an age such as 10m, or first or last") from None
-    try:
-        return datetime.now().astimezone() - ago
-    except OverflowError:
-        raise click.BadParameter(f"{text} is too long ago; use first") from None
+        return read_moment(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}, or first or last") from None
 
 
 @click.command(short_help="Print the messages of a topic as they arrive.")
@@ -128,28 +113,8 @@ def _as_text(message: "ReceivedMessage") -> str:
         words.append(f"[{message.tags}]")
     if message.keys:
         words.append(f"({' '.join(message.keys)})")
-    text = " ".join([*words, message.body.decode("utf-8", "backslashreplace")])
-    return text.translate(_CONTROLS)
+    return one_line(" ".join([*words, message.body.decode("utf-8", "backslashreplace")]))
 
 
 def _as_json(message: "ReceivedMessage") -> str:
-    values: dict[str, object] = {
-        "topic": message.topic,
-        "message_id": message.message_id,
-        "offset_id": message.offset_id,
-        "broker": message.broker_name,
-        "queue": message.queue_id,
-        "offset": message.queue_offset,
-        "born_ms": message.born_ms,
-        "born_host": message.born_host,
-        "store_ms": message.store_ms,
-        "reconsume_times": message.reconsume_times,
-        "tags": message.tags,
-        "keys": message.keys,
-        "properties": message.properties,
-    }
-    try:
-        values["body"] = message.body.decode()
-    except UnicodeDecodeError:
-        values["body_base64"] = base64.b64encode(message.body).decode()
-    return json.dumps(values, ensure_ascii=False)
+    return json.dumps(message_json(message), ensure_ascii=False)

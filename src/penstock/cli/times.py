@@ -40,6 +40,21 @@ def read_time(text: str) -> datetime:
         ) from None
 
 
+def read_moment(text: str) -> datetime:
+    """Parse a time, or an age such as `10m` before now; raises ValueError."""
+    try:
+        ago = read_duration(text)
+    except ValueError:
+        try:
+            return read_time(text)
+        except ValueError as error:
+            raise ValueError(f"{error}, or an age such as 10m") from None
+    try:
+        return datetime.now().astimezone() - ago
+    except OverflowError:
+        raise ValueError(f"{text} is too long ago") from None
+
+
 def to_duration(
     context: click.Context, option: click.Parameter, text: str | None
 ) -> timedelta | None:
@@ -54,5 +69,13 @@ def to_time(context: click.Context, option: click.Parameter, text: str | None) -
     """The callback of options that take a time."""
     try:
         return None if text is None else read_time(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def to_moment(context: click.Context, option: click.Parameter, text: str | None) -> datetime | None:
+    """The callback of options that take a time or an age."""
+    try:
+        return None if text is None else read_moment(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from penstock.cli.times import read_duration, read_time
+from penstock.cli.times import read_duration, read_moment, read_time
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,14 @@ def test_invalid_times(text: str) -> None:
 def test_seconds_and_dates_are_not_taken_for_milliseconds(text: str) -> None:
     with pytest.raises(ValueError, match="13 digits"):
         read_time(text)
+
+
+def test_moments_are_times_or_ages() -> None:
+    assert read_moment("2026-08-01T12:00:00+00:00") == datetime(2026, 8, 1, 12, tzinfo=UTC)
+    moment = read_moment("10m")
+    age = datetime.now().astimezone() - moment
+    assert timedelta(minutes=10) <= age < timedelta(minutes=11)
+    with pytest.raises(ValueError, match="or an age such as 10m"):
+        read_moment("somewhere")
+    with pytest.raises(ValueError, match="too long ago"):
+        read_moment("1000000d")

@@ -9,7 +9,19 @@ Gathering and deciding are separate: `*_gathering` queries the cluster, `*_decis
 function of what was gathered. Everything works with Penstock and Apache RocketMQ.
 """
 
-from penstock.client.diagnosis.explain import explain_message
+from penstock.client.diagnosis.explain import explain_group, explain_message
+from penstock.client.diagnosis.resending import (
+    FailedMessage,
+    ResendItem,
+    ResendPlan,
+    ResendProgress,
+    ResendReport,
+    SkippedMessage,
+    plan_resend,
+    resend,
+    select_dead_letters,
+    select_messages,
+)
 from penstock.client.diagnosis.search import SearchResult, find_messages
 from penstock.client.diagnosis.values import (
     Explanation,
@@ -27,11 +39,22 @@ __all__ = [
     "Fact",
     "FactKind",
     "FactStatus",
+    "FailedMessage",
     "GroupExplanation",
     "GroupVerdict",
     "MessagePlace",
+    "ResendItem",
+    "ResendPlan",
+    "ResendProgress",
+    "ResendReport",
     "SearchResult",
+    "SkippedMessage",
     "Verdict",
+    "explain_group",
     "explain_message",
     "find_messages",
+    "plan_resend",
+    "resend",
+    "select_dead_letters",
+    "select_messages",
 ]

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from penstock.client.admin.admin_browse import QueueView
 from penstock.client.admin.async_admin import AsyncAdmin
 from penstock.client.consumer.subscription import Subscription
+from penstock.client.diagnosis.cluster_queries import attempt
 from penstock.client.diagnosis.message_evidence import (
     DelayedCopy,
     HalfCopy,
-    Known,
     RetryCopy,
-    Unknown,
 )
 from penstock.client.diagnosis.search import DELAY_TOPICS, HALF_TOPICS
 from penstock.client.diagnosis.values import MessagePlace
@@ -57,25 +56,18 @@ async def retry_copies(
     found: list[RetryCopy] = []
     for message in copies:
         if message.stored_topic in retry_names:
-            committed = await _committed(admin, group, message.queue)
+            committed = await attempt(admin.committed_offset(group, message.queue))
             place = MessagePlace.of(message)
             found.append(RetryCopy(place, message.reconsume_times, committed=committed))
     for message in delays:
         if message.properties.get(PROPERTY_REAL_TOPIC) not in retry_names:
             continue
-        place, attempt = MessagePlace.of(message), message.reconsume_times
-        delivered = any(c.attempt >= attempt and c.place.store_ms >= place.store_ms for c in found)
+        place, number = MessagePlace.of(message), message.reconsume_times
+        delivered = any(c.attempt >= number and c.place.store_ms >= place.store_ms for c in found)
         if not delivered:
             due_ms = await _due_ms(admin, message)
-            found.append(RetryCopy(place, attempt, due_ms, waits=True))
+            found.append(RetryCopy(place, number, due_ms, waits=True))
     return tuple(sorted(found, key=lambda copy: copy.place.store_ms))
-
-
-async def _committed(admin: AsyncAdmin, group: str, queue: MessageQueue) -> Known[int | None]:
-    try:
-        return await admin.committed_offset(group, queue)
-    except PenstockError as error:
-        return Unknown(error.message)
 
 
 # --- later delivery ------------------------------------------------------------------------------
@@ -126,10 +118,7 @@ async def half_copy(admin: AsyncAdmin, halves: Sequence[ReceivedMessage]) -> Hal
         return None
     last = halves[-1]
     checks = parse_nonnegative(last.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES, "0"))
-    try:
-        resolved: Known[bool] = await _is_resolved(admin, halves)
-    except PenstockError as error:
-        resolved = Unknown(error.message)
+    resolved = await attempt(_is_resolved(admin, halves))
     topic = admin.session.without_namespace(last.properties.get(PROPERTY_REAL_TOPIC, ""))
     return HalfCopy(MessagePlace.of(last), topic, checks or 0, resolved)
 

@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 from penstock.client.diagnosis.message_evidence import MessageEvidence, RetryCopy, Unknown
 from penstock.client.diagnosis.message_facts import (
+    BLOCKED_MS,
     broadcast_offsets,
+    held_since_ms,
     message_facts,
     owner_state,
     since_text,
@@ -22,9 +24,6 @@ from penstock.client.diagnosis.wording import (
     duration_text,
     moment_text,
 )
-
-BLOCKED_MS = 60_000
-"""A member that has finished nothing for this long blocks its queue."""
 
 
 class Conclusion(NamedTuple):
@@ -384,13 +383,7 @@ def _in_memory(e: MessageEvidence) -> Conclusion | None:
 def _is_stuck(e: MessageEvidence) -> bool:
     """Whether the owner of the queue has finished nothing for a long time."""
     owned = owner_state(e)
-    if owned is None:
-        return False
-    owner, mine = owned
-    since_ms = mine.in_work_since_ms
-    if since_ms is None and mine.info is not None and owner.started_ms is not None:
-        last_ms = mine.info.last_consume_timestamp
-        since_ms = last_ms if last_ms >= owner.started_ms else None
+    since_ms = None if owned is None else held_since_ms(*owned)
     return since_ms is not None and e.now_ms - since_ms > BLOCKED_MS
 
 

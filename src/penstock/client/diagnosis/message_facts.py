@@ -12,6 +12,8 @@ from penstock.client.diagnosis.message_evidence import (
 from penstock.client.diagnosis.values import Fact, FactKind, FactStatus
 from penstock.client.diagnosis.wording import count_text, duration_text, moment_text
 
+BLOCKED_MS = 60_000
+"""A member that has finished nothing for this long blocks its queue."""
 OK, PROBLEM, UNKNOWN = FactStatus.OK, FactStatus.PROBLEM, FactStatus.UNKNOWN
 
 
@@ -34,7 +36,7 @@ def owner_state(e: MessageEvidence) -> tuple[MemberState, QueueStateOfMember] | 
 def _message(e: MessageEvidence) -> Fact:
     at = e.message
     if at is not None:
-        text = f"{at.text} on the broker since {moment_text(at.store_ms)}"
+        text = f"{at.text} since {moment_text(at.store_ms)}"
         if e.copies > 1:
             text += f"; {e.copies} messages have this id, this is the newest"
         return Fact(FactKind.MESSAGE, OK, f"The message is stored at {text}.", at.json())
@@ -343,12 +345,25 @@ def _consumer(e: MessageEvidence) -> Fact | None:
 
 def since_text(e: MessageEvidence, owner: MemberState, mine: QueueStateOfMember) -> str:
     """How long the oldest message of the owner is in work, as far as the member tells."""
+    since_ms = held_since_ms(owner, mine)
+    if since_ms is None:
+        return ""
+    spent = duration_text(e.now_ms - since_ms)
     if mine.in_work_since_ms is not None:
-        return f", in work for {duration_text(e.now_ms - mine.in_work_since_ms)}"
-    last = 0 if mine.info is None else mine.info.last_consume_timestamp
-    if last and owner.started_ms is not None and last >= owner.started_ms:
-        return f"; the last message was finished {duration_text(e.now_ms - last)} ago"
-    return ""
+        return f", in work for {spent}"
+    return f"; the last message was finished {spent} ago"
+
+
+def held_since_ms(owner: MemberState, mine: QueueStateOfMember) -> int | None:
+    """When the handler received the oldest message, or the last one was finished.
+
+    Java's consumers tell only the latter. None: the member tells neither.
+    """
+    if mine.in_work_since_ms is not None:
+        return mine.in_work_since_ms
+    last_ms = 0 if mine.info is None else mine.info.last_consume_timestamp
+    started_ms = owner.started_ms
+    return last_ms if last_ms and started_ms is not None and last_ms >= started_ms else None
 
 
 def _pop(e: MessageEvidence) -> Fact | None:

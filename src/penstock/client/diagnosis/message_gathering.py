@@ -5,15 +5,19 @@ has; its copies in retry, dead letter, delay and half topics are searched by its
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from penstock.client.admin.admin_browse import QueueView
 from penstock.client.admin.admin_resend import origin_topic
-from penstock.client.admin.async_admin import AsyncAdmin, GroupMembers, GroupSettings
+from penstock.client.admin.async_admin import AsyncAdmin, GroupMembers
 from penstock.client.consumer.subscription import SQL92, Subscription
-from penstock.client.diagnosis.member_states import member_states
+from penstock.client.diagnosis.cluster_queries import (
+    attempt,
+    group_settings,
+    is_forbidden,
+    member_states,
+)
 from penstock.client.diagnosis.message_copies import (
     delayed_copy,
     half_copy,
@@ -39,8 +43,6 @@ from penstock.client.diagnosis.search import (
 from penstock.client.diagnosis.values import MessagePlace
 from penstock.client.received_message import ReceivedMessage
 from penstock.errors import InvalidParameter, PenstockError
-from penstock.wire import fastjson
-from penstock.wire.bodies.admin_bodies import GroupForbidden
 from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import (
     DLQ_TOPIC_PREFIX,
@@ -48,21 +50,10 @@ from penstock.wire.codes import (
     PERM_READ,
     POP_RETRY_SEPARATOR_V1,
     POP_RETRY_SEPARATOR_V2,
-    PROPERTY_REAL_TOPIC,
     RETRY_TOPIC_PREFIX,
-    RequestCode,
 )
 
-T = TypeVar("T")
 _COPY_PREFIXES = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
-
-
-async def attempt(work: Awaitable[T]) -> Known[T]:
-    """The result, or why it is not known."""
-    try:
-        return await work
-    except PenstockError as error:
-        return Unknown(error.message)
 
 
 async def gather_message(
@@ -75,7 +66,7 @@ async def gather_message(
     if message is None:
         message, found = await _original_of_copy(admin, found)
         originals = [] if message is None else [message]
-    topic = topic or _topic_of(admin, message, found.messages)
+    topic = topic or _topic_of(message, found.messages)
     unique_id = (found.messages[-1].unique_id if found.messages else None) or (
         wanted if read_place(wanted) is None else None
     )
@@ -131,16 +122,11 @@ async def _original_of_copy(
     return (originals[-1] if originals else None), merged
 
 
-def _topic_of(
-    admin: AsyncAdmin, message: ReceivedMessage | None, found: Sequence[ReceivedMessage]
-) -> str | None:
+def _topic_of(message: ReceivedMessage | None, found: Sequence[ReceivedMessage]) -> str | None:
     if message is not None:
         return message.queue.topic
-    for copy in reversed(found):
-        name = copy.properties.get(PROPERTY_REAL_TOPIC) or origin_topic(copy)
-        if name is not None and not name.startswith(_COPY_PREFIXES):
-            return admin.session.without_namespace(name)
-    return None
+    origins = (MessagePlace.of(copy).origin for copy in reversed(found))
+    return next((name for name in origins if name is not None), None)
 
 
 async def _with_copies(
@@ -260,7 +246,7 @@ async def _with_queue(
         attempt(admin.committed_offset(evidence.group, queue)),
         attempt(view.min_offset(admin.full_queue(queue))),
         attempt(view.max_offset(admin.full_queue(queue))),
-        attempt(_forbidden(admin, evidence.group, queue)),
+        attempt(is_forbidden(admin, evidence.group, place.topic, place.broker)),
     )
     evidence = replace(
         evidence, committed=committed, min_offset=low, max_offset=high, forbidden=forbidden
@@ -277,12 +263,6 @@ async def _with_queue(
     return replace(evidence, sql_matches=sql_matches, lag_ms=lag_ms)
 
 
-async def group_settings(admin: AsyncAdmin, group: str) -> dict[str, GroupSettings]:
-    """The settings of a group by broker; empty if it does not exist."""
-    groups = await admin.groups(system=True)
-    return next((dict(info.brokers) for info in groups if info.name == group), {})
-
-
 async def _route(admin: AsyncAdmin, topic: str, broker: str | None) -> RouteEvidence | None:
     route = await admin.session.find_route(admin.session.with_namespace(topic))
     if route is None:
@@ -294,16 +274,6 @@ async def _route(admin: AsyncAdmin, topic: str, broker: str | None) -> RouteEvid
         read_queues=max((data.read_queue_nums for data in here), default=0),
         master=broker is None or MASTER_ID in route.addresses.get(broker, {}),
     )
-
-
-async def _forbidden(admin: AsyncAdmin, group: str, queue: MessageQueue) -> bool:
-    broker = await admin.broker(queue.broker_name)
-    fields = {
-        "group": admin.session.with_namespace(group),
-        "topic": admin.session.with_namespace(queue.topic),
-    }
-    answer = await admin.ask(broker.address, RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, fields)
-    return fastjson.decode(answer.body, GroupForbidden).readable is False
 
 
 async def _sql_matches(

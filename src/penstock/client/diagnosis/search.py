@@ -22,6 +22,7 @@ from penstock.client.admin.admin_core import timestamp_ms
 from penstock.client.admin.admin_index import FOUND_MAX, query_index
 from penstock.client.admin.async_admin import AsyncAdmin, BrokerAddress, TopicKind
 from penstock.client.diagnosis.references import QueuePlace, read_offset_id, read_place
+from penstock.client.diagnosis.wording import count_text
 from penstock.client.received_message import ReceivedMessage
 from penstock.errors import InvalidParameter, PenstockError
 from penstock.wire.codes import (
@@ -185,7 +186,7 @@ async def search_indexes(
     else:
         every = [info.name for info in await admin.topics(kind=TopicKind.NORMAL)]
         topics = every[:topics_max]
-        how = f"searched the indexes of {len(topics)} topics"
+        how = f"searched the indexes of {count_text(len(topics), 'topic')}"
         if len(topics) < len(every):
             partial.append(
                 f"{len(every) - len(topics)} of {len(every)} topics were not searched: give the"

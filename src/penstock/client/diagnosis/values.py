@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from penstock.client.admin.admin_resend import origin_topic
+from penstock.client.namespace import without_namespace
 from penstock.client.received_message import ReceivedMessage
+from penstock.wire.codes import PROPERTY_REAL_TOPIC, PROPERTY_RETRY_TOPIC, RETRY_TOPIC_PREFIX
 
 
 class FactStatus(StrEnum):
@@ -124,11 +127,14 @@ class MessagePlace:
     tags: str | None = None
     keys: tuple[str, ...] = ()
     reconsume_times: int = 0
+    origin: str | None = None
+    """The topic that it was sent to, without namespace; None if the copy does not name it."""
 
     @classmethod
     def of(cls, message: ReceivedMessage) -> "MessagePlace":
         """The place of a received message."""
         queue = message.queue
+        origin = _origin(message)
         return cls(
             topic=queue.topic,
             broker=queue.broker_name,
@@ -142,6 +148,7 @@ class MessagePlace:
             tags=message.tags,
             keys=tuple(message.keys),
             reconsume_times=message.reconsume_times,
+            origin=None if origin is None else without_namespace(message.source.namespace, origin),
         )
 
     @property
@@ -160,6 +167,14 @@ class MessagePlace:
             "message_id": self.message_id,
             "offset_id": self.offset_id,
         }
+
+
+def _origin(message: ReceivedMessage) -> str | None:
+    """The topic (with namespace) that a message was sent to, also before its delivery to it."""
+    origin = origin_topic(message) or message.properties.get(PROPERTY_REAL_TOPIC)
+    if origin is not None and origin.startswith(RETRY_TOPIC_PREFIX):
+        return message.properties.get(PROPERTY_RETRY_TOPIC)
+    return origin
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from penstock.client import diagnosis
 from penstock.client.admin.async_admin import AsyncAdmin
 from penstock.client.client_options import same_arguments_as
 from penstock.client.consumer.rebalance import StartAt
 from penstock.client.received_message import ReceivedMessage
-from penstock.client.sync.sync_client import SyncClient, blocking, in_loop
+from penstock.client.sync.sync_client import SyncClient, blocking, blocking_function, in_loop
 from penstock.wire.codes import GROUP_TOOLS_CONSUMER
 
 
@@ -79,6 +80,14 @@ class Admin(SyncClient[AsyncAdmin]):
     dead_letters = blocking(AsyncAdmin.dead_letters)
     resend_message = blocking(AsyncAdmin.resend_message)
     resend_dead_letters = blocking(AsyncAdmin.resend_dead_letters)
+
+    find_messages = blocking_function(diagnosis.find_messages)
+    explain_message = blocking_function(diagnosis.explain_message)
+    explain_group = blocking_function(diagnosis.explain_group)
+    select_messages = blocking_function(diagnosis.select_messages)
+    select_dead_letters = blocking_function(diagnosis.select_dead_letters)
+    plan_resend = blocking_function(diagnosis.plan_resend)
+    resend = blocking_function(diagnosis.resend)
 
     cluster = blocking(AsyncAdmin.cluster)
     replicas = blocking(AsyncAdmin.replicas)

@@ -216,6 +216,19 @@ def blocking(
     return wait
 
 
+def blocking_function(
+    function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SyncClient[Any], P], T]:
+    """A synchronous method that waits for this coroutine function of the asyncio client."""
+
+    @wraps(function)
+    def wait(client: SyncClient[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        outcome: T = client._run(function, client._started_client(), *args, **kwargs)
+        return outcome
+
+    return wait
+
+
 def in_loop(
     method: Callable[Concatenate[Any, P], T],
 ) -> Callable[Concatenate[SyncClient[Any], P], T]:

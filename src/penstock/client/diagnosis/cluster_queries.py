@@ -1,18 +1,52 @@
-"""The state that connected members report about themselves, for messages and groups alike."""
+"""Queries of the cluster that messages and groups share; a query may fail without ending all."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
+from typing import TypeVar
 
-from penstock.client.admin.async_admin import AsyncAdmin, GroupMembers
+from penstock.client.admin.async_admin import AsyncAdmin, GroupMembers, GroupSettings
 from penstock.client.consumer.broker_requests import QUEUE_FIELDS, queue_field
 from penstock.client.consumer.subscription import Subscription
-from penstock.client.diagnosis.message_evidence import MemberState, QueueStateOfMember
+from penstock.client.diagnosis.message_evidence import (
+    Known,
+    MemberState,
+    QueueStateOfMember,
+    Unknown,
+)
 from penstock.errors import PenstockError
-from penstock.wire.bodies.admin_bodies import ConsumerRunningInfo
+from penstock.wire import fastjson
+from penstock.wire.bodies.admin_bodies import ConsumerRunningInfo, GroupForbidden
 from penstock.wire.bodies.client_bodies import MessageQueue
+from penstock.wire.codes import RequestCode
 from penstock.wire.java_numbers import parse_nonnegative
+
+T = TypeVar("T")
 
 MEMBERS_MAX = 100
 """Members that are queried: a broker forwards each request to the member."""
+
+
+async def attempt(work: Awaitable[T]) -> Known[T]:
+    """The result, or why it is not known."""
+    try:
+        return await work
+    except PenstockError as error:
+        return Unknown(error.message)
+
+
+async def group_settings(admin: AsyncAdmin, group: str) -> dict[str, GroupSettings]:
+    """The settings of a group by broker; empty if it does not exist."""
+    groups = await admin.groups(system=True)
+    return next((dict(info.brokers) for info in groups if info.name == group), {})
+
+
+async def is_forbidden(admin: AsyncAdmin, group: str, topic: str, broker_name: str) -> bool:
+    """Whether a broker forbids a group to read a topic."""
+    broker = await admin.broker(broker_name)
+    full = admin.session.with_namespace
+    fields = {"group": full(group), "topic": full(topic)}
+    code = RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN
+    answer = await admin.ask(broker.address, code, fields)
+    return fastjson.decode(answer.body, GroupForbidden).readable is False
 
 
 async def member_states(
