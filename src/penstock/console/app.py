@@ -6,6 +6,7 @@ on a loopback address, so that a web page can't reach it by DNS rebinding.
 """
 
 import hashlib
+import html
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -22,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.console.api import load_endpoints
-from penstock.console.api.session import COOKIE
+from penstock.console.api.session import COOKIE, session_json
 from penstock.console.context import ANYBODY, Console
 from penstock.console.endpoints import (
     BODY_BYTES_MAX,
@@ -78,7 +79,7 @@ def create_app(console: Console) -> Starlette:
         finally:
             await console.close()
 
-    files = StaticFiles()
+    files = StaticFiles(console)
     endpoints = load_endpoints()
     document = openapi(endpoints)
 
@@ -109,7 +110,8 @@ async def _no_endpoint(request: Request) -> Response:
 class StaticFiles:
     """The console's own files, in memory. Their path contains a hash of all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._files = {
             str(path.relative_to(STATIC)): path.read_bytes()
             for path in sorted(STATIC.rglob("*"))
@@ -120,17 +122,35 @@ class StaticFiles:
             digest.update(name.encode() + data)
         self.version = digest.hexdigest()[:12]
         page = self._files.pop("index.html").decode()
-        modules = "\n".join(
-            f'<link rel="modulepreload" href="/static/{self.version}/{name}">'
+        self._page = page.replace("{version}", self.version).replace("{release}", VERSION)
+        self._shared = [
+            name
             for name in self._files
             if name.startswith("js/") and not name.startswith("js/pages/")
-        )
-        page = page.replace("{version}", self.version).replace("{release}", VERSION)
-        self._page = page.replace("<!-- modules -->", modules).encode()
+        ]
 
     async def page(self, request: Request) -> Response:
-        """The page, for all addresses of pages: the script shows what the address says."""
-        return Response(self._page, media_type="text/html", headers={"Cache-Control": "no-cache"})
+        """The page, for all addresses of pages: the script shows what the address says.
+
+        It contains the session and names the scripts, which saves the browser two round trips.
+        """
+        session = json.dumps(session_json(self._console, request))
+        modules = "\n".join(
+            f'<link rel="modulepreload" href="/static/{self.version}/{name}">'
+            for name in (*self._shared, *self._script_of(request.url.path))
+        )
+        page = self._page.replace("<!-- modules -->", modules)
+        page = page.replace("{session}", html.escape(session, quote=True))
+        return Response(page, media_type="text/html", headers={"Cache-Control": "no-store"})
+
+    def _script_of(self, path: str) -> list[str]:
+        """The script of a page, as main.js finds it."""
+        first, _, rest = path.strip("/").partition("/")
+        name = first.replace("-", "_") or "home"
+        if rest and name in ("topics", "groups"):
+            name = name.removesuffix("s")
+        script = f"js/pages/{name}.js"
+        return [script] if script in self._files else []
 
     async def icon(self, request: Request) -> Response:
         return self._answer("icon.svg")

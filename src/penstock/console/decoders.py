@@ -21,9 +21,7 @@ def decode_text(body: bytes) -> str | None:
         text = body.decode()
     except UnicodeDecodeError:
         return None
-    if any(ord(c) < 32 and c not in "\t\n\r" for c in text):
-        return None
-    return text
+    return None if _has_controls(text) else text
 
 
 def decode_json(body: bytes) -> str | None:
@@ -90,8 +88,15 @@ def summary(body: bytes) -> str:
         if error.start < len(part) - 3 or len(part) == len(body):
             return "0x" + body[: SUMMARY_CHARACTERS // 2].hex()
         text = part[: error.start].decode()
+    if _has_controls(text):
+        return "0x" + body[: SUMMARY_CHARACTERS // 2].hex()
     line = " ".join(text.split())
     return line[:SUMMARY_CHARACTERS] + ("…" if len(line) > SUMMARY_CHARACTERS else "")
+
+
+def _has_controls(text: str) -> bool:
+    """Whether a text has control characters other than tabs and line ends."""
+    return any(ord(c) < 32 and c not in "\t\n\r" for c in text)
 
 
 def _plain(value: object) -> object:

@@ -2,11 +2,14 @@
 
 from typing import Any, Literal
 
+from penstock.client.admin.admin_resend import origin_topic
 from penstock.client.admin.admin_values import TopicKind
+from penstock.client.diagnosis.resending import plan_resend
 from penstock.client.received_message import ReceivedMessage
 from penstock.console.api.overview import first_snapshot
 from penstock.console.endpoints import ApiError, Call, endpoint
 from penstock.console.message_json import message_row
+from penstock.console.resends import plan_json, start_resend
 from penstock.console.resume_token import decode_resume, encode_resume
 from penstock.console.security.accounts import Role
 from penstock.errors import InvalidParameter
@@ -14,8 +17,6 @@ from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import (
     DLQ_TOPIC_PREFIX,
     PROPERTY_DLQ_ORIGIN_MESSAGE_ID,
-    PROPERTY_DLQ_ORIGIN_TOPIC,
-    PROPERTY_RETRY_TOPIC,
 )
 
 SELECTED_MAX = 10_000
@@ -90,28 +91,12 @@ async def resend(call: Call) -> object:
     rate: Any = call.body.get("rate", RATE_DEFAULT)
     if not isinstance(rate, int | float) or not 0 < rate <= RATE_MAX:
         raise InvalidParameter(f"rate must be above 0 and at most {RATE_MAX:.0f}")
-    chosen = await _chosen(call, group)
+    plan = await plan_resend(
+        call.admin, await _chosen(call, group), group=group if to == "group" else None
+    )
     if call.given("dry_run", bool, False):
-        return {
-            "count": len(chosen),
-            "seconds": len(chosen) / rate,
-            "rows": [
-                {**_row(message), "target": _target(message, group, to)} for message in chosen[:200]
-            ],
-        }
-
-    async def send(message: ReceivedMessage) -> dict[str, object]:
-        receipt = (await call.admin.resend_dead_letters(group, [message], to=to))[0]
-        return {
-            "id": message.message_id,
-            "topic": receipt.queue.topic,
-            "broker": receipt.queue.broker_name,
-            "queue": receipt.queue.queue_id,
-            "offset": receipt.queue_offset,
-        }
-
-    title = f"{len(chosen)} dead letters of {group}"
-    return call.console.jobs.start(title, chosen, send, rate=rate).json()
+        return {**plan_json(plan), "seconds": len(plan.items) / rate}
+    return start_resend(call, plan, f"dead letters of {group}", rate).json()
 
 
 @endpoint("GET", "/jobs/{id}")
@@ -175,18 +160,9 @@ async def _chosen(call: Call, group: str) -> list[ReceivedMessage]:
     return chosen
 
 
-def _target(message: ReceivedMessage, group: str, to: str) -> str:
-    return f"{group} only" if to == "group" else str(_origin(message))
-
-
-def _origin(message: ReceivedMessage) -> str | None:
-    properties = message.properties
-    return properties.get(PROPERTY_DLQ_ORIGIN_TOPIC) or properties.get(PROPERTY_RETRY_TOPIC)
-
-
 def _row(message: ReceivedMessage) -> dict[str, object]:
     return {
         **message_row(message),
-        "origin_topic": _origin(message),
+        "origin_topic": origin_topic(message),
         "origin_id": message.properties.get(PROPERTY_DLQ_ORIGIN_MESSAGE_ID),
     }

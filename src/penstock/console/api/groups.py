@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.client.admin.async_admin import GroupInfo
+from penstock.client.diagnosis.explain import explain_group
 from penstock.console.api.overview import first_snapshot
 from penstock.console.endpoints import Call, endpoint
+from penstock.console.facts import facts_json
 from penstock.console.lag import group_lag, group_lag_ms, queue_lag, queue_lag_ms
 from penstock.console.paging import PARAMETERS, page_of
 from penstock.console.security.accounts import Role
@@ -110,6 +112,21 @@ async def describe(call: Call) -> object:
             broker: {field: getattr(settings, field) for field in _CHANGES}
             for broker, settings in (info.brokers if info is not None else {}).items()
         },
+    }
+
+
+@endpoint("GET", "/groups/{name}/explain")
+async def explain(call: Call) -> object:
+    """How a group is: the facts, the verdict, the next command."""
+    found = await explain_group(call.admin, call.path("name"))
+    return {
+        "group": found.group,
+        "verdict": found.verdict.value,
+        "healthy": found.is_healthy,
+        "text": found.text,
+        "command": found.command,
+        "partial": list(found.partial),
+        "facts": facts_json(found.facts),
     }
 
 

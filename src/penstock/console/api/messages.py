@@ -1,16 +1,19 @@
 """Messages: search, browse, one message with its trace and its verdict for each group, resend."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.client.admin.admin_values import MessagePage
 from penstock.client.diagnosis.explain import explain_message
+from penstock.client.diagnosis.resending import plan_resend
 from penstock.client.diagnosis.search import find_messages
-from penstock.client.diagnosis.values import Explanation, Fact, MessagePlace
+from penstock.client.diagnosis.values import Explanation, MessagePlace
 from penstock.client.received_message import ReceivedMessage
 from penstock.console.endpoints import ApiError, Call, endpoint
+from penstock.console.facts import facts_json
 from penstock.console.message_json import message_detail, message_row
+from penstock.console.resends import plan_json, start_resend
 from penstock.console.resume_token import decode_resume, encode_resume
 from penstock.console.search_text import SearchText, parse_search
 from penstock.console.security.accounts import Role
@@ -224,13 +227,6 @@ def _verdict(one: Explanation) -> dict[str, object]:
     }
 
 
-def facts_json(facts: Iterable[Fact]) -> list[dict[str, object]]:
-    """The chain of facts."""
-    return [
-        {"kind": fact.kind.value, "status": fact.status.value, "text": fact.text} for fact in facts
-    ]
-
-
 @endpoint(
     "POST",
     "/message/{topic}/{broker}/{queue}/{offset}/consume",
@@ -251,3 +247,23 @@ async def consume(call: Call) -> object:
         "remark": result.remark,
         "spent_ms": result.spent_ms,
     }
+
+
+@endpoint(
+    "POST",
+    "/message/{topic}/{broker}/{queue}/{offset}/resend",
+    Role.OPERATE,
+    body={
+        "group": "the only group that receives the copy; all groups of the topic if it is missing",
+        "dry_run": "true: only tell what would be sent",
+    },
+)
+async def resend(call: Call) -> object:
+    """Send a copy of the message again, as a job with a report."""
+    group: Any = call.body.get("group") or None
+    plan = await plan_resend(call.admin, [await message_at(call)], group=group)
+    if call.given("dry_run", bool, False):
+        return plan_json(plan)
+    if plan.skipped:
+        raise ApiError(409, f"the message is not sent again: {plan.skipped[0].reason}")
+    return start_resend(call, plan, "message", 1.0).json()

@@ -2,6 +2,7 @@
 
 from starlette.requests import Request
 
+from penstock.console.context import ANYBODY, Console
 from penstock.console.endpoints import ApiError, Call, endpoint, json_response
 from penstock.console.security.accounts import Role, role_of
 from penstock.console.security.audit import AuditEntry
@@ -14,7 +15,11 @@ COOKIE = "penstock_console"
 @endpoint("GET", "/session", open=True)
 async def session(call: Call) -> object:
     """The user, its role and the CSRF token; `user` is null without a login."""
-    console = call.console
+    return session_json(call.console, call.request)
+
+
+def session_json(console: Console, request: Request) -> dict[str, object]:
+    """The session of a request."""
     value: dict[str, object] = {
         "release": VERSION,
         "logins": console.settings.logins.value,
@@ -23,9 +28,9 @@ async def session(call: Call) -> object:
         "role": None,
         "csrf": None,
     }
-    found = console.sessions.find(call.request.cookies.get(COOKIE), console.now_ms())
+    found = console.sessions.find(request.cookies.get(COOKIE), console.now_ms())
     if not console.needs_login:
-        value |= {"user": call.login.name, "role": call.login.role.text, "csrf": console.csrf}
+        value |= {"user": ANYBODY.name, "role": ANYBODY.role.text, "csrf": console.csrf}
     elif found is not None:
         value |= {"user": found.login.name, "role": found.login.role.text, "csrf": found.csrf}
     return value

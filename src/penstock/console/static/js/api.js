@@ -50,7 +50,10 @@ export const put = (path, body = {}) => request("PUT", path, body);
 export const del = (path, body) => request("DELETE", path, body);
 export const part = encodeURIComponent;
 
+// The page contains the session at first; later it is asked for.
 export async function loadSession() {
-  Object.assign(session, await get("/session"));
+  const { session: text } = document.body.dataset;
+  delete document.body.dataset.session;
+  Object.assign(session, text ? JSON.parse(text) : await get("/session"));
   return session;
 }

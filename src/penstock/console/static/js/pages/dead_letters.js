@@ -3,7 +3,7 @@
 import { del, may, part, post, query } from "../api.js";
 import { h, show } from "../dom.js";
 import { ago, bytes, count, countText, rate, time } from "../format.js";
-import { ask, badge, body, dialog, download, empty, errorNote, failed, field, options, panel, table } from "../ui.js";
+import { ask, badge, body, dialog, download, empty, errorNote, failed, field, note, options, panel, table } from "../ui.js";
 import { messagePath } from "./messages.js";
 
 export default async function deadLetters(page) {
@@ -100,10 +100,10 @@ function resend(page, path, group, messages, report) {
         const found = await post(`${path}/resend`, { ...wanted(), dry_run: true });
         const columns = [
           { label: "Message", cell: (row) => row.keys.join(", ") || row.id },
-          { label: "From", cell: (row) => row.origin_topic || "unknown" },
-          { label: "To", cell: (row) => row.target },
+          { label: "From", cell: (row) => h("span", { class: "break" }, row.from) },
+          { label: "To", cell: (row) => h("span", { class: "break" }, row.target) },
         ];
-        show(check, h("p", {}, `${countText(found.count)} messages would be sent in about ${Math.ceil(found.seconds)} s. Nothing was sent.`), h("div", { class: "panel", id: "dry-run" }, table(columns, found.rows, { cards: false })));
+        show(check, h("p", {}, `${countText(found.count)} messages would be sent in about ${Math.ceil(found.seconds)} s. Nothing was sent.`), found.warnings.map((text) => note("warn", text)), found.skipped.map((one) => note("warn", `${one.id} is left out: ${one.reason}`)), h("div", { class: "panel", id: "dry-run" }, table(columns, found.rows, { cards: false })));
       } catch (error) {
         show(check, errorNote(error));
       }
@@ -126,7 +126,7 @@ function resend(page, path, group, messages, report) {
   );
 }
 
-async function follow(page, started, box) {
+export async function follow(page, started, box) {
   let job = started;
   for (;;) {
     show(box, jobPanel(job));
@@ -141,7 +141,7 @@ async function follow(page, started, box) {
   }
 }
 
-function jobPanel(job) {
+export function jobPanel(job) {
   const fill = h("i", {});
   fill.style.width = `${(job.done / Math.max(job.total, 1)) * 100}%`;
   const bar = h("span", { class: "bar" }, fill);

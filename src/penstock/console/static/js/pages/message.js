@@ -3,7 +3,8 @@
 import { may, part, post } from "../api.js";
 import { h, show } from "../dom.js";
 import { bytes, durationText, time, timeText } from "../format.js";
-import { ask, badge, body, command, copy, download, empty, errorNote, facts, note, panel, segments, toast } from "../ui.js";
+import { ask, badge, body, command, copy, download, empty, errorNote, facts, field, note, options, panel, segments, toast } from "../ui.js";
+import { follow } from "./dead_letters.js";
 
 const GOOD = ["consumed"];
 const NEUTRAL = ["filtered", "waiting", "in_work", "delayed", "half", "popped", "unknown", "not_subscribed"];
@@ -17,6 +18,7 @@ export default async function message(page) {
   page.title(at.keys[0] || at.id);
   const verdicts = h("div", {});
   const trace = h("div", {});
+  const report = h("div", {});
   page.root.append(
     h(
       "div",
@@ -28,10 +30,12 @@ export default async function message(page) {
       h(
         "div",
         { class: "actions" },
+        may("operate") && h("button", { class: "primary", type: "button", onclick: () => resend(page, path, report) }, "Send again"),
         h("button", { type: "button", onclick: () => copy(at.id) }, "Copy the id"),
         h("button", { type: "button", onclick: () => download(`${at.id}.json`, JSON.stringify(at, null, 2), "application/json") }, "Export"),
       ),
     ),
+    report,
     h(
       "div",
       { class: "columns wide-left" },
@@ -41,8 +45,12 @@ export default async function message(page) {
   );
   show(verdicts, panel("Groups", body(h("p", { class: "muted" }, "Asking the groups …"))));
   show(trace, panel("Trace", body(h("p", { class: "muted" }, "Reading the trace …"))));
+  page.groups = [];
   await Promise.all([
-    page.get(`${path}/groups`).then((found) => show(verdicts, verdictPanel(page, path, found)), (error) => error.name !== "AbortError" && show(verdicts, panel("Groups", body(errorNote(error))))),
+    page.get(`${path}/groups`).then((found) => {
+      page.groups = found.rows.map((one) => one.group);
+      show(verdicts, verdictPanel(page, path, found));
+    }, (error) => error.name !== "AbortError" && show(verdicts, panel("Groups", body(errorNote(error))))),
     page.get(`${path}/trace`).then((found) => show(trace, tracePanel(found)), (error) => error.name !== "AbortError" && show(trace, panel("Trace", body(errorNote(error))))),
   ]);
 }
@@ -149,6 +157,16 @@ function again(path, group) {
       const result = await post(`${path}/consume`, { group });
       toast(`${result.client_id}: ${result.success ? "success" : result.result} in ${durationText(result.spent_ms)}${result.remark ? ` (${result.remark})` : ""}`, { bad: !result.success });
     },
+  );
+}
+
+function resend(page, path, report) {
+  const to = h("select", {}, options([["", "its topic: all groups receive it"], ...page.groups.map((name) => [name, `only the group ${name}`])], ""));
+  ask(
+    "Send this message again",
+    h("div", { class: "stack" }, h("p", { class: "muted" }, "A copy is stored with the same body, id, keys and properties. The message itself stays where it is."), field("Send to", to)),
+    "Send again",
+    async () => follow(page, await post(`${path}/resend`, { group: to.value || undefined }), report),
   );
 }
 
