@@ -8,10 +8,11 @@ import pytest
 
 from penstock.broker.admin.settings_admin import UNSUPPORTED
 from penstock.cli.main import COMMANDS, cli
+from penstock.cli.schemas.registry import OUTPUTS
 from penstock.config.doc import settings_of
 from penstock.config.settings import TABLES
 from penstock.wire.codes import RequestCode, request_name
-from tests import errors_page, settings_page
+from tests import errors_page, json_page, settings_page
 from tests.unit.broker.broker_kit import broker_fixture
 from tests.unit.controller.controller_kit import ControllerFixture
 from tests.unit.nameserver.nameserver_kit import NameServerFixture
@@ -32,6 +33,10 @@ def test_the_page_of_errors_is_up_to_date() -> None:
     assert errors_page.PAGE.read_text() == errors_page.page(), "run: python -m tests.errors_page"
 
 
+def test_the_page_of_json_output_is_up_to_date() -> None:
+    assert json_page.PAGE.read_text() == json_page.page(), "run: python -m tests.json_page"
+
+
 @pytest.mark.parametrize("table", TABLES)
 def test_every_setting_is_documented(table: str) -> None:
     text = settings_page.PAGE.read_text().partition(f"`[{table}]`")[2].partition("\n## ")[0]
@@ -39,6 +44,22 @@ def test_every_setting_is_documented(table: str) -> None:
         assert f"| `{setting.name}` |" in text
         assert len(setting.doc.text) > 10, f"{setting.name} needs a line of text"
 
+
+CLI_NOUNS = (
+    "send",
+    "tail",
+    "topic",
+    "cluster",
+    "context",
+    "group",
+    "check",
+    "doctor",
+    "export",
+    "import",
+    "scheduled",
+    "transaction",
+    "completion",
+)
 
 # --- commands ------------------------------------------------------------------------------------
 
@@ -58,6 +79,17 @@ def commands() -> dict[str, click.Command]:
     return found
 
 
+def test_every_command_with_json_has_a_schema() -> None:
+    with_json = {
+        name.removeprefix("penstock ")
+        for name, command in commands().items()
+        if any("--json" in option.opts for option in command.params)
+    }
+    described_on_its_own_page = {name for name in with_json if name.startswith("store ")}
+    always_json = {"export"}
+    assert set(OUTPUTS) == (with_json - described_on_its_own_page) | always_json
+
+
 @pytest.mark.parametrize("command", commands())
 def test_every_command_is_on_a_page(command: str) -> None:
     assert any(command in path.read_text() for path in PAGES)
@@ -69,8 +101,8 @@ def test_every_command_is_on_a_page(command: str) -> None:
         ("store.md", ("store",)),
         ("running.md", ("up", "nameserver", "broker", "controller")),
         ("security.md", ("user", "acl")),
-        ("cli.md", ("send", "tail", "topic", "cluster")),
         ("messages.md", ("message", "explain", "dlq")),
+        ("cli.md", CLI_NOUNS),
     ],
 )
 def test_every_option_of_a_command_is_on_its_page(page: str, nouns: tuple[str, ...]) -> None:

@@ -464,9 +464,9 @@ def test_our_commands_administer_apache(
         ["dora", "Custom", "Topic:d*", "Pub,Sub", "10.0.0.0/8", "Allow"],
         ["dora", "Custom", "*", "All", "anywhere", "Deny"],
     ]
-    assert run("acl", "delete", "dora", "Topic:d*", *at)[0] == 0
+    assert run("acl", "delete", "dora", "Topic:d*", "--yes", *at)[0] == 0
     listed = json.loads(run("acl", "list", *at, "--user", "dora", "--json")[1])
     assert [entry["resource"] for entry in listed] == ["*"]
-    assert run("user", "delete", "dora", *at)[0] == 0
+    assert run("user", "delete", "dora", "--yes", *at)[0] == 0
     assert run("user", "get", "dora", *at) == (1, "penstock: user dora does not exist\n")
     assert run("user", "list", *at, "--secret-key", "wrong")[0] == 1

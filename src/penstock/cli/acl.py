@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from penstock.cli.confirm import confirm, yes_option
 from penstock.cli.remote import BrokerOptions, broker_options, json_option, print_json, print_table
 
 if TYPE_CHECKING:
     from penstock.wire.bodies.cluster_bodies import AclInfo
 
 F = TypeVar("F", bound=Callable[..., Any])
+_HEADS = ("USER", "POLICY", "RESOURCE", "ACTIONS", "FROM", "DECISION")
 _POLICIES = click.Choice(["Custom", "Default"], case_sensitive=False)
 
 _policy = click.option(
@@ -74,10 +76,14 @@ def deny(brokers: BrokerOptions, **rule: Any) -> None:
 @click.argument("user")
 @click.argument("resource", required=False, default="")
 @_policy
-def delete(brokers: BrokerOptions, user: str, resource: str, policy: str) -> None:
+@yes_option
+def delete(brokers: BrokerOptions, user: str, resource: str, policy: str, yes: bool) -> None:
     """Delete the rule for RESOURCE, or all rules of USER."""
     from penstock.wire.codes import RequestCode
 
+    if not yes:
+        print_rules(brokers, user, resource=resource, policy=policy, err=True)
+        confirm("Delete these rules?", yes=yes)
     ext = {"subject": _subject(user), "policyType": policy}
     if resource:
         ext["resource"] = resource
@@ -92,12 +98,10 @@ def delete(brokers: BrokerOptions, user: str, resource: str, policy: str) -> Non
 @json_option
 def get(brokers: BrokerOptions, user: str, as_json: bool) -> None:
     """Show the rules of a user."""
-    from penstock.wire import fastjson
-    from penstock.wire.bodies.cluster_bodies import AclInfo
-    from penstock.wire.codes import RequestCode
-
-    body = brokers.ask_first(RequestCode.AUTH_GET_ACL, {"subject": _subject(user)})
-    _print([fastjson.decode(body, AclInfo)] if body else [], as_json=as_json)
+    if as_json:
+        print_json(_rows(_acls_of(brokers, user)))
+    else:
+        print_rules(brokers, user)
 
 
 @acl.command(name="list")
@@ -114,7 +118,11 @@ def list_rules(brokers: BrokerOptions, part: str, resource: str, as_json: bool) 
     filters = {"subjectFilter": part, "resourceFilter": resource}
     ext = {name: value for name, value in filters.items() if value}
     body = brokers.ask_first(RequestCode.AUTH_LIST_ACL, ext)
-    _print(fastjson.decode(body, list[AclInfo]) if body else [], as_json=as_json)
+    rows = _rows(fastjson.decode(body, list[AclInfo]) if body else [])
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(_HEADS, [list(row.values()) for row in rows])
 
 
 def _put(
@@ -148,8 +156,29 @@ def _subject(user: str) -> str:
     return user if user.startswith("User:") else f"User:{user}"
 
 
-def _print(acls: "list[AclInfo]", *, as_json: bool) -> None:
+def print_rules(
+    brokers: BrokerOptions, user: str, *, resource: str = "", policy: str = "", err: bool = False
+) -> None:
+    """Print the rules of a user, only those for a resource and of a policy if they are given."""
     rows = [
+        row
+        for row in _rows(_acls_of(brokers, user))
+        if resource in ("", row["resource"]) and policy.lower() in ("", row["policy"].lower())
+    ]
+    print_table(_HEADS, [list(row.values()) for row in rows], err=err)
+
+
+def _acls_of(brokers: BrokerOptions, user: str) -> "list[AclInfo]":
+    from penstock.wire import fastjson
+    from penstock.wire.bodies.cluster_bodies import AclInfo
+    from penstock.wire.codes import RequestCode
+
+    body = brokers.ask_first(RequestCode.AUTH_GET_ACL, {"subject": _subject(user)})
+    return [fastjson.decode(body, AclInfo)] if body else []
+
+
+def _rows(acls: "list[AclInfo]") -> list[dict[str, str]]:
+    return [
         {
             "user": (info.subject or "").removeprefix("User:"),
             "policy": policy.policy_type or "",
@@ -162,8 +191,3 @@ def _print(acls: "list[AclInfo]", *, as_json: bool) -> None:
         for policy in info.policies or []
         for entry in policy.entries or []
     ]
-    if as_json:
-        print_json(rows)
-    else:
-        heads = ("USER", "POLICY", "RESOURCE", "ACTIONS", "FROM", "DECISION")
-        print_table(heads, [list(row.values()) for row in rows])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from penstock.cli.confirm import confirm, yes_option
 from penstock.cli.remote import (
     ClusterOptions,
     cluster_options,
@@ -99,7 +100,7 @@ def elections(cluster: ClusterOptions, in_cluster: str | None, as_json: bool) ->
 @click.option(
     "--force", is_flag=True, help="Promote even if no master answers. Make sure that none runs."
 )
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 def promote(
     cluster: ClusterOptions,
     broker: str,
@@ -131,7 +132,7 @@ def promote(
     for line in _plan_lines(planned):
         print(line)
     if not yes:
-        click.confirm("Continue?", abort=True, err=True)
+        confirm(yes=yes)
         before, planned = planned, run(plan())  # the question may have waited for long
         if list(_plan_lines(before)) != list(_plan_lines(planned)):
             raise Refused(

@@ -20,11 +20,23 @@ from penstock.version import VERSION
 COMMANDS = {
     "acl": ("penstock.cli.acl:acl", "Manage access rules: grant, deny, list, get, delete."),
     "broker": ("penstock.cli.broker_command:broker", "Run a broker."),
+    "check": (
+        "penstock.cli.health.check_command:check",
+        "Check a cluster, for Nagios and Kubernetes.",
+    ),
     "cluster": (
         "penstock.cli.cluster:cluster",
         "Inspect masters and slaves: status, elections, promote.",
     ),
+    "completion": (
+        "penstock.cli.completion:completion",
+        "Print the completion script for bash, zsh or fish.",
+    ),
     "console": ("penstock.cli.console_command:console", "Run the web console of a cluster."),
+    "context": (
+        "penstock.cli.context:context",
+        "Manage named contexts: servers and credentials of clusters.",
+    ),
     "controller": ("penstock.cli.controller:controller", "Run a controller."),
     "demo": (
         "penstock.cli.demo.demo_command:demo",
@@ -36,8 +48,28 @@ COMMANDS = {
         "Explain why a message was not consumed, or how a group is.",
     ),
     "message": ("penstock.cli.message:message", "Find messages: find, show, resend."),
+    "doctor": (
+        "penstock.cli.health.doctor_command:doctor",
+        "Look for mistakes in the set-up of a cluster.",
+    ),
+    "export": (
+        "penstock.cli.definitions.definitions_command:export_definitions",
+        "Write the definitions of a cluster to a file: topics, groups, users, rules.",
+    ),
+    "group": (
+        "penstock.cli.group.group_command:group",
+        "Manage consumer groups: settings, members, lag, offsets.",
+    ),
+    "import": (
+        "penstock.cli.definitions.definitions_command:import_definitions",
+        "Create or change what a file of definitions contains.",
+    ),
     "nameserver": ("penstock.cli.nameserver:nameserver", "Run a NameServer."),
     "pipeline": ("penstock.cli.pipeline:pipeline", "Run Spark pipelines: list, describe, run."),
+    "scheduled": (
+        "penstock.cli.waiting:scheduled",
+        "Show and recall messages that wait for their delivery.",
+    ),
     "send": ("penstock.cli.send_command:send", "Send messages to a topic."),
     "store": (
         "penstock.cli.store_command:store",
@@ -45,6 +77,7 @@ COMMANDS = {
     ),
     "tail": ("penstock.cli.tail:tail", "Print the messages of a topic as they arrive."),
     "topic": ("penstock.cli.topic:topic", "Manage topics: list, create, describe, delete."),
+    "transaction": ("penstock.cli.waiting:transaction", "Show transactions that are open."),
     "up": ("penstock.cli.up:up", "Run a NameServer and brokers on this machine."),
     "user": ("penstock.cli.user:user", "Manage users: create, update, list, get, delete."),
 }

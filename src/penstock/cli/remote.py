@@ -9,12 +9,14 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from penstock.cli.context_file import chosen_context
 from penstock.errors import BadSetting, PenstockError
 
 if TYPE_CHECKING:
@@ -161,7 +163,29 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         log.removeHandler(warnings)
 
 
+def _apply_context(context: click.Context, option: click.Parameter, name: str | None) -> None:
+    """Make the values of the chosen context the defaults of the other options."""
+    try:
+        chosen = chosen_context(name)
+    except PenstockError:
+        if not context.resilient_parsing:  # in shell completion
+            raise
+        return
+    if chosen is not None:
+        # click's order: the option, its environment variable, this map, the default.
+        context.default_map = {**(context.default_map or {}), **chosen[1]}
+
+
 _CONNECTION_FLAGS = (
+    click.option(
+        "--context",
+        metavar="NAME",
+        is_eager=True,
+        expose_value=False,
+        callback=_apply_context,
+        help="Named context with the servers and credentials (penstock context).  "
+        "[env: PENSTOCK_CONTEXT; default: the current context]",
+    ),
     click.option(
         "--access-key",
         default="",
@@ -230,9 +254,14 @@ _CLUSTER_OPTIONS = (
 def broker_options(command: F) -> F:
     """Add the options that choose brokers; the command receives them as its first argument."""
 
-    def check(brokers: BrokerOptions) -> None:
+    def check(brokers: BrokerOptions) -> BrokerOptions:
+        source = click.get_current_context().get_parameter_source("nameserver")
+        if source is ParameterSource.DEFAULT_MAP:  # of a context: all others come first
+            replaced = brokers.addresses or os.environ.get("NAMESRV_ADDR")
+            return replace(brokers, nameserver=None) if replaced else brokers
         if brokers.addresses and brokers.nameserver:
             raise click.UsageError("--broker and --nameserver can't be used together")
+        return brokers
 
     return _with_options(command, BrokerOptions, (*_BROKER_OPTIONS, *_CONNECTION_FLAGS), check)
 
@@ -240,20 +269,19 @@ def broker_options(command: F) -> F:
 def cluster_options(command: F) -> F:
     """Add the options that choose NameServers; the command receives them as its first argument."""
     return _with_options(
-        command, ClusterOptions, (*_CLUSTER_OPTIONS, *_CONNECTION_FLAGS), lambda cluster: None
+        command, ClusterOptions, (*_CLUSTER_OPTIONS, *_CONNECTION_FLAGS), lambda cluster: cluster
     )
 
 
 def _with_options(
-    command: F, kind: type[T], options: Sequence[Callable[[Any], Any]], check: Callable[[T], None]
+    command: F, kind: type[T], options: Sequence[Callable[[Any], Any]], check: Callable[[T], T]
 ) -> F:
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
 
     @wraps(command)
     def call(**arguments: Any) -> Any:
         group = kind(**{name: arguments.pop(name) for name in names})
-        check(group)
-        return command(group, **arguments)
+        return command(check(group), **arguments)
 
     result: Any = call
     for option in reversed(options):
@@ -262,14 +290,15 @@ def _with_options(
 
 
 def print_json(value: object) -> None:
-    """Print a value as indented JSON."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    """Print a value, such as a Struct of `penstock.cli.schemas`, as indented JSON."""
+    import msgspec
+
+    print(json.dumps(msgspec.to_builtins(value, str_keys=True), indent=2, ensure_ascii=False))
 
 
-def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table with aligned columns."""
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, err: bool = False) -> None:
+    """Print a table with aligned columns, on stdout or on stderr."""
     widths = [max(len(line[i]) for line in (heads, *rows)) for i in range(len(heads))]
     for line in (heads, *rows):
-        print(
-            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
-        )
+        cells = (text.ljust(width) for text, width in zip(line, widths, strict=True))
+        click.echo("  ".join(cells).rstrip(), err=err)

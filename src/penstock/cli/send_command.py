@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.name_completion import topic_names
 from penstock.cli.remote import ClusterOptions, cluster_options, json_option, run
 from penstock.cli.times import to_duration, to_time
 
@@ -77,7 +78,7 @@ def _read_properties(
 
 @click.command(short_help="Send messages to a topic.")
 @cluster_options
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.argument("body")
 @click.option("-t", "--tags", help="Tag of the message.")
 @click.option(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.message_text import message_json, one_line
+from penstock.cli.name_completion import topic_names
 from penstock.cli.remote import ClusterOptions, cluster_options, json_option, run
 from penstock.cli.times import read_moment
 
@@ -32,7 +33,7 @@ def _read_start(context: click.Context, option: click.Parameter, text: str) -> "
 
 @click.command(short_help="Print the messages of a topic as they arrive.")
 @cluster_options
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.option(
     "--from",
     "start_at",

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.cli.confirm import confirm, yes_option
+from penstock.cli.name_completion import topic_names
 from penstock.cli.remote import (
     ClusterOptions,
     cluster_options,
@@ -60,7 +62,7 @@ def list_topics(
 
 @topic.command()
 @cluster_options
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @click.option("-q", "--queues", type=_COUNT, help="Number of queues on each broker.  [default: 8]")
 @click.option("--read-queues", type=_COUNT, help="Number of read queues on each broker.")
 @click.option("--write-queues", type=_COUNT, help="Number of write queues on each broker.")
@@ -143,7 +145,7 @@ def create(
 
 @topic.command()
 @cluster_options
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @json_option
 def describe(cluster: ClusterOptions, name: str, as_json: bool) -> None:
     """Show the brokers, queues and consumer groups of a topic."""
@@ -161,30 +163,47 @@ def describe(cluster: ClusterOptions, name: str, as_json: bool) -> None:
 
 @topic.command()
 @cluster_options
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @click.option("-c", "--cluster", "in_cluster", help="Only on brokers of this cluster.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 def delete(cluster: ClusterOptions, name: str, in_cluster: str | None, yes: bool) -> None:
     """Delete a topic and its messages from brokers and NameServers.
 
     Without --cluster it is deleted in all clusters. The confirmation names the brokers.
     """
 
-    async def where() -> list[str]:
+    async def plan() -> "tuple[TopicDescription, set[str]]":
         async with cluster.admin() as admin:
             described = await admin.describe_topic(name)
-            brokers = {broker.name for broker in await admin.masters(in_cluster)}
-            return [broker for broker in described.topic.brokers if broker in brokers]
+            return described, {broker.name for broker in await admin.masters(in_cluster)}
 
     async def work() -> list[str]:
         async with cluster.admin() as admin:
             return await admin.delete_topic(name, cluster=in_cluster)
 
     if not yes:
-        brokers = ", ".join(run(where())) or "the NameServers"
-        text = f"Delete the topic {name} with all its messages on {brokers}?"
-        click.confirm(text, abort=True, err=True)
+        described, masters = run(plan())
+        _print_deletion(described, masters)
+        having = [broker for broker in described.topic.brokers if broker in masters]
+        brokers = ", ".join(having) or "the NameServers"
+        confirm(f"Delete the topic {name} with all its messages on {brokers}?", yes=yes)
     print(f"deleted topic {name} on {', '.join(run(work())) or 'the NameServers'}")
+
+
+def _print_deletion(described: "TopicDescription", masters: set[str]) -> None:
+    """Say what a deletion deletes, on stderr like the question."""
+    queues = [state for state in described.queues if state.queue.broker_name in masters]
+    lines = [
+        f"{state.queue.broker_name} queue {state.queue.queue_id}: {state.count:,} messages "
+        f"(offsets {state.min_offset} to {state.max_offset})"
+        for state in queues
+        if state.count
+    ]
+    lines.append(f"{sum(state.count for state in queues):,} messages in {len(queues)} queues")
+    if described.groups:
+        lines.append(f"groups that lose their messages: {', '.join(described.groups)}")
+    lines += [f"{broker} can't be reached; it keeps the topic" for broker in described.unreachable]
+    click.echo("\n".join(lines), err=True)
 
 
 async def _list(

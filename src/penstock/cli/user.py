@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.acl import print_rules
+from penstock.cli.confirm import confirm, yes_option
 from penstock.cli.remote import BrokerOptions, broker_options, json_option, print_json, print_table
 
 if TYPE_CHECKING:
@@ -86,10 +88,14 @@ def update(
 @user.command()
 @broker_options
 @click.argument("name")
-def delete(brokers: BrokerOptions, name: str) -> None:
+@yes_option
+def delete(brokers: BrokerOptions, name: str, yes: bool) -> None:
     """Delete a user and its access rules."""
     from penstock.wire.codes import RequestCode
 
+    if not yes:
+        print_rules(brokers, name, err=True)
+        confirm(f"Delete the user {name} and its rules?", yes=yes)
     for address, _ in brokers.ask_each(RequestCode.AUTH_DELETE_USER, {"username": name}):
         print(f"deleted user {name} on {address}")
 

@@ -28,7 +28,13 @@ from penstock.config.settings import (
 from penstock.errors import BadSetting
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
-_ENVIRONMENT_OTHERS = {"PENSTOCK_PURE", "PENSTOCK_DEBUG", "PENSTOCK_REQUIRE_COMPILED"}
+_ENVIRONMENT_OTHERS = {
+    "PENSTOCK_CONFIG_DIR",
+    "PENSTOCK_CONTEXT",
+    "PENSTOCK_DEBUG",
+    "PENSTOCK_PURE",
+    "PENSTOCK_REQUIRE_COMPILED",
+}
 _SIMILARITY = 0.75
 """How similar a known name must be to be suggested for an unknown one (difflib's ratio)."""
 

@@ -8,7 +8,6 @@ async with AsyncAdmin("localhost:9876") as admin:
 """
 
 from penstock.client.admin.admin_groups import GroupChanges
-from penstock.client.admin.admin_messages import MessageAdmin
 from penstock.client.admin.admin_offsets import OffsetAdmin, ResetTo
 from penstock.client.admin.admin_promotion import PromotionAdmin, PromotionPlan
 from penstock.client.admin.admin_replication import Election, ReplicaStatus
@@ -37,6 +36,13 @@ from penstock.client.admin.admin_values import (
     Track,
     TrackState,
 )
+from penstock.client.admin.admin_waiting import (
+    OpenTransaction,
+    OpenTransactions,
+    ScheduledMessage,
+    ScheduledMessages,
+    WaitingAdmin,
+)
 
 __all__ = [
     "AsyncAdmin",
@@ -54,6 +60,8 @@ __all__ = [
     "GroupSettings",
     "Member",
     "MessagePage",
+    "OpenTransaction",
+    "OpenTransactions",
     "PromotionPlan",
     "QueueMove",
     "QueueProgress",
@@ -62,6 +70,8 @@ __all__ = [
     "ResetPlan",
     "ResetResult",
     "ResetTo",
+    "ScheduledMessage",
+    "ScheduledMessages",
     "TopicDescription",
     "TopicInfo",
     "TopicKind",
@@ -71,7 +81,7 @@ __all__ = [
 ]
 
 
-class AsyncAdmin(OffsetAdmin, MessageAdmin, PromotionAdmin):
+class AsyncAdmin(OffsetAdmin, WaitingAdmin, PromotionAdmin):
     """Topics, groups, progress, messages, brokers and NameServers of a cluster.
 
     Queries skip brokers that can't be reached; the result or the log names them.

@@ -80,6 +80,9 @@ class Admin(SyncClient[AsyncAdmin]):
     dead_letters = blocking(AsyncAdmin.dead_letters)
     resend_message = blocking(AsyncAdmin.resend_message)
     resend_dead_letters = blocking(AsyncAdmin.resend_dead_letters)
+    scheduled = blocking(AsyncAdmin.scheduled)
+    recall = blocking(AsyncAdmin.recall)
+    open_transactions = blocking(AsyncAdmin.open_transactions)
 
     find_messages = blocking_function(diagnosis.find_messages)
     explain_message = blocking_function(diagnosis.explain_message)

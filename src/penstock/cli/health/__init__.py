@@ -1,0 +1,1 @@
+"""`penstock check` for monitoring systems, `penstock doctor` for people."""

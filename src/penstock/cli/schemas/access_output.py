@@ -1,0 +1,37 @@
+"""JSON of `penstock user` and `penstock acl`."""
+
+from typing import Annotated
+
+import msgspec
+
+from penstock.cli.schemas.json_values import JsonOutput, JsonValue, doc
+
+
+class User(JsonValue):
+    """A user of the brokers."""
+
+    user: str
+    type: Annotated[str, doc("`Super` or `Normal`")]
+    status: Annotated[str, doc("`enable` or `disable`")]
+    password: Annotated[str, doc("`******` without `--show-password`")]
+
+
+class Rule(JsonValue):
+    """An access rule of a user."""
+
+    user: str
+    policy: Annotated[str, doc("`Custom` or `Default`")]
+    resource: str
+    actions: Annotated[str, doc("separated by commas")]
+    source: Annotated[str, doc("addresses, separated by commas, or `anywhere`")] = msgspec.field(
+        name="from"
+    )
+    decision: Annotated[str, doc("`Allow` or `Deny`")]
+
+
+OUTPUTS = {
+    "user get": JsonOutput(list[User]),
+    "user list": JsonOutput(list[User]),
+    "acl get": JsonOutput(list[Rule]),
+    "acl list": JsonOutput(list[Rule]),
+}

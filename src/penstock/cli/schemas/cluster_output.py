@@ -1,0 +1,38 @@
+"""JSON of `penstock cluster`."""
+
+from typing import Annotated
+
+from penstock.cli.schemas.json_values import JsonOutput, JsonValue, doc
+
+
+class Replica(JsonValue):
+    """A master or a slave."""
+
+    cluster: str
+    broker: str
+    id: int
+    address: str
+    role: Annotated[
+        str | None, doc("`async_master`, `sync_master` or `slave`; of Apache `master` or `slave`")
+    ]
+    epoch: Annotated[int | None, doc("last epoch in its log; null also without epochs")]
+    log_end: int | None
+    behind: Annotated[int | None, doc("bytes of the master's log that a slave lacks")]
+    in_sync: Annotated[bool | None, doc("slave: whether the master counts it as in sync")]
+    error: Annotated[str | None, doc("why values are unknown, or the slave can't follow")]
+
+
+class Election(JsonValue):
+    """An election of a master by controllers."""
+
+    broker: str
+    epoch: int
+    master_id: Annotated[int, doc("id that the controllers have given to the master")]
+    time_ms: int
+    reason: str
+
+
+OUTPUTS = {
+    "cluster status": JsonOutput(list[Replica]),
+    "cluster elections": JsonOutput(list[Election]),
+}

@@ -1,0 +1,43 @@
+"""The JSON Schema of each command with `--json`.
+
+A module of this package defines the Structs of one noun and its `OUTPUTS`, by command. A command
+builds these Structs and prints them with `print_json`. The tests of a command check what it prints
+with `tests/json_kit.py`.
+"""
+
+from typing import Any
+
+import msgspec
+
+from penstock.cli.schemas import (
+    access_output,
+    cluster_output,
+    context_output,
+    definitions_output,
+    group_output,
+    health_output,
+    message_output,
+    pipeline_output,
+    topic_output,
+    waiting_output,
+)
+from penstock.cli.schemas.json_values import JsonOutput
+
+OUTPUTS: dict[str, JsonOutput] = {
+    **access_output.OUTPUTS,
+    **cluster_output.OUTPUTS,
+    **context_output.OUTPUTS,
+    **definitions_output.OUTPUTS,
+    **group_output.OUTPUTS,
+    **health_output.OUTPUTS,
+    **message_output.OUTPUTS,
+    **pipeline_output.OUTPUTS,
+    **topic_output.OUTPUTS,
+    **waiting_output.OUTPUTS,
+}
+"""By command, without the word `penstock`."""
+
+
+def schema_of(command: str) -> dict[str, Any]:
+    """The JSON Schema (2020-12) of the value, or of each line, that a command prints."""
+    return msgspec.json.schema(OUTPUTS[command].value)
