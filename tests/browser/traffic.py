@@ -14,7 +14,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.client import AsyncConsumer, AsyncProducer, AsyncTransactionProducer, Message
+from penstock.client import (
+    AsyncConsumer,
+    AsyncProducer,
+    AsyncTransactionProducer,
+    Decision,
+    Message,
+)
 from penstock.client.admin.async_admin import AsyncAdmin
 from penstock.client.received_message import ReceivedMessage
 
@@ -30,6 +36,7 @@ TOPICS = {
     "stock-levels": "NORMAL",
 }
 XSS = '<img src=x onerror="window.__xss=1"><script>window.__xss=1</script>'
+HOSTILE_NAME = "<b>x</b>"
 DEAD = 6
 """Messages that become dead letters of the group mailer."""
 CALL_S = 60.0
@@ -86,7 +93,7 @@ class Traffic:
         await self._consume("archive", "orders", stop_after=150)
         await self._consume("billing", "orders")
         await self._consume("analytics", "clicks", seconds=0.25)
-        await self._consume("warehouse", "shipments")
+        await self._consume("warehouse", "shipments", instance_name=HOSTILE_NAME)
         await self._mailer()
         await self._special()
         self._tasks.append(asyncio.create_task(self._orders()))
@@ -98,12 +105,12 @@ class Traffic:
         await self._stack.aclose()
 
     async def _consume(
-        self, group: str, topic: str, *, seconds: float = 0.0, stop_after: int = 0
+        self, group: str, topic: str, *, seconds: float = 0.0, stop_after: int = 0, **options: Any
     ) -> None:
         done = self.received.setdefault(group, [])
         enough = asyncio.Event()
         consumer = AsyncConsumer(
-            self.nameserver, group=group, start_at="first", trace=True, concurrency=2
+            self.nameserver, group=group, start_at="first", trace=True, concurrency=2, **options
         )
 
         @consumer.on(topic)
@@ -161,6 +168,7 @@ class Traffic:
             Message("stock-levels", XSS, tags="<b>tag</b>", keys=[XSS], properties={"<i>p": XSS})
         )
         transactions = AsyncTransactionProducer(self.nameserver, group="pay-service", trace=True)
+        transactions.checker(lambda message: Decision.UNKNOWN)
         await self._stack.enter_async_context(transactions)
         for number in range(4):
             handle = await transactions.prepare(

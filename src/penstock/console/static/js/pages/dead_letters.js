@@ -103,7 +103,7 @@ function resend(page, path, group, messages, report) {
           { label: "From", cell: (row) => h("span", { class: "break" }, row.from) },
           { label: "To", cell: (row) => h("span", { class: "break" }, row.target) },
         ];
-        show(check, h("p", {}, `${countText(found.count)} messages would be sent in about ${Math.ceil(found.seconds)} s. Nothing was sent.`), found.warnings.map((text) => note("warn", text)), found.skipped.map((one) => note("warn", `${one.id} is left out: ${one.reason}`)), h("div", { class: "panel", id: "dry-run" }, table(columns, found.rows, { cards: false })));
+        show(check, h("p", {}, `${countText(found.count)} messages would be sent in about ${Math.ceil(found.seconds)} s. Nothing was sent.`), found.warnings.map((text) => note("warn", text)), found.skipped.map((one) => note("warn", `${one.id} is left out: ${one.reason}`)), h("div", { class: "panel", id: "dry-run" }, table(columns, found.rows, { cards: false, key: (row) => row.from })));
       } catch (error) {
         show(check, errorNote(error));
       }
