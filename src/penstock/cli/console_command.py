@@ -1,5 +1,7 @@
 """`penstock console`: the web console."""
 
+import errno
+import os
 from pathlib import Path
 
 import click
@@ -109,7 +111,15 @@ def console(
         own: ClientKeywords = {**keywords, "access_key": name, "secret_key": password}
         return AsyncAdmin(cluster.nameserver, **own)
 
-    startup.serve(lambda: serve(settings, cluster.admin, client_for, startup.say))
+    try:
+        startup.serve(lambda: serve(settings, cluster.admin, client_for, startup.say))
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+            raise
+        raise BadSetting(
+            f"the web console can't listen on {host}:{port}: {os.strerror(error.errno)}",
+            hint="choose another port with --port (penstock up: --console-port)",
+        ) from error
     return 0
 
 

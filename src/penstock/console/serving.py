@@ -30,13 +30,6 @@ async def serve(
     listener = _listen(settings)
     port = listener.getsockname()[1]
     console = create_console(settings, client, client_for)
-    if settings.logins is Logins.CONSOLE:
-        password = await console.accounts.create_first(console.now_ms())
-        if password is not None:
-            say(
-                f"penstock console: the first account is {FIRST_ACCOUNT} with the password "
-                f"{password} (it is not shown again)"
-            )
     config = uvicorn.Config(
         create_app(console),
         lifespan="on",
@@ -53,6 +46,13 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
+    if settings.logins is Logins.CONSOLE:
+        password = await console.accounts.create_first(console.now_ms())
+        if password is not None:
+            say(
+                f"penstock console: the first account is {FIRST_ACCOUNT} with the password "
+                f"{password} (it is not shown again)"
+            )
     say(f"penstock console is up: {settings.url(port)}")
     await server.serve(sockets=[listener])
 

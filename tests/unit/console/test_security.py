@@ -166,6 +166,7 @@ def test_a_logged_in_user_also_needs_the_token(guarded: TestedConsole) -> None:
     assert guarded.send("POST", "/topics", {"name": "x"}).status_code == 403
 
 
+@pytest.mark.slow  # passwords are hashed slowly on purpose
 def test_failed_logins_are_limited_and_audited(guarded: TestedConsole) -> None:
     add_account(guarded, "ann", Role.ADMIN)
     assert [log_in(guarded, "ann", "wrong") for _ in range(6)] == [401] * 5 + [429]
