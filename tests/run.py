@@ -26,7 +26,7 @@ import penstock
 ROOT = Path(__file__).parent.parent
 PROGRESS_S = 60.0
 """How often the progress of the lanes is printed."""
-OWN_STEP = ("unit", "client", "compat", "spark")
+OWN_STEP = ("unit", "client", "compat", "spark", "browser")
 """Test folders that have a step of their own."""
 PARALLEL = ("-n", "2", "--dist", "worksteal")
 SLOWEST = ("--durations=12", "--durations-min=3")
@@ -166,6 +166,7 @@ def steps(depth: str) -> list[Step]:
         Step("documentation, integration, faults, simulation", others, as_built, foreign=True),
         Step("replication and stores with Apache servers", servers, as_built, foreign=True),
         Step("Python client on Penstock and Apache servers", ["tests/client"], as_built, True),
+        Step("the web console in Chromium", ["tests/browser"], as_built, foreign=True),
     ]
     if compiled:
         # The compiled core has the same code and gets more rounds: fewer are enough here.

@@ -33,6 +33,7 @@ COMMANDS = {
         "penstock.cli.completion:completion",
         "Print the completion script for bash, zsh or fish.",
     ),
+    "console": ("penstock.cli.console_command:console", "Run the web console of a cluster."),
     "context": (
         "penstock.cli.context:context",
         "Manage named contexts: servers and credentials of clusters.",

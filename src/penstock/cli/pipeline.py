@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from penstock.cli.pipeline_record import recorded
 from penstock.cli.remote import (
     ClusterOptions,
     cluster_options,
@@ -106,7 +107,12 @@ def _command(found: "Pipeline") -> click.Command:
                 trigger=trigger,
                 local_files=_has_local_files(settings),
             )
-        with _session(found.name, master, settings) as spark, _progress() as on_batch, _usage():
+        with (
+            _session(found.name, master, settings) as spark,
+            _progress() as show_batch,
+            recorded(found.name, options, cluster.nameserver or "", show_batch) as run,
+            _usage(),
+        ):
             ended = run_pipeline(
                 found,
                 options,
@@ -115,8 +121,9 @@ def _command(found: "Pipeline") -> click.Command:
                 checkpoint=checkpoint,
                 trigger=trigger,
                 say=_say,
-                on_batch=on_batch,
+                on_batch=run.on_batch,
             )
+            run.ended = ended
         if not ended:
             _say("stopped; run the command again to continue")
 

@@ -87,11 +87,16 @@ def _read_file(path: Path, role: Role) -> Layer:
     return from_properties(values, str(path), role)
 
 
-def prepare(loaded: LoadedSettings, log_form: str, who: str, *, warn: bool = True) -> None:
-    """Set up logging, log warnings about the settings, and raise the limit of open files."""
+def set_up_logging(log_form: str, who: str) -> None:
+    """Log to stderr; with `--debug` more."""
     context = click.get_current_context(silent=True)
     debug = context is not None and bool(context.find_root().params.get("debug"))
     log_to_stderr(log_form, who, debug=debug)
+
+
+def prepare(loaded: LoadedSettings, log_form: str, who: str, *, warn: bool = True) -> None:
+    """Set up logging, log warnings about the settings, and raise the limit of open files."""
+    set_up_logging(log_form, who)
     for warning in loaded.warnings if warn else ():
         log.warning("%s", warning)
     raise_open_files()

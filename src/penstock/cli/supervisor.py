@@ -33,6 +33,7 @@ STEADY_S = 60.0
 CLOSING_S = 30.0
 """How long a store may take to close, in addition to `stop_ms`; then the child is killed."""
 READY = "penstock broker "
+CONSOLE_STOP_S = 5.0
 
 
 class ChildStartError(PenstockError):
@@ -118,15 +119,54 @@ class ChildProcess:
         return await process.wait()
 
 
+class ConsoleProcess:
+    """The web console. It starts when the servers are ready, and they do not depend on it."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._command = command
+        self._environ = environ
+        self._process: Process | None = None
+
+    async def run(self) -> None:
+        """Start it, and repeat what it prints: its address, or why it did not start."""
+        self._process = process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            env=self._environ,
+        )
+        assert process.stdout is not None
+        async for line in process.stdout:
+            print(line.decode(errors="replace").rstrip(), file=sys.stderr, flush=True)
+        code = await process.wait()
+        if code:
+            log.warning("the web console %s; the servers go on without it", _exit_reason(code))
+
+    async def stop(self) -> None:
+        """Send SIGTERM, and SIGKILL if that does not help."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), CONSOLE_STOP_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
 async def supervise(
     settings: Settings,
     children: Sequence[ChildProcess],
     on_up: Callable[[], None],
     *,
     with_controller: bool = False,
+    console: ConsoleProcess | None = None,
 ) -> None:
     """Run a NameServer, a controller if it is wanted, and the children until a signal; call `on_up`
-    when all are ready."""
+    when all are ready, and then start the console."""
     from penstock.server.controller.controller_service import ControllerService
     from penstock.server.nameserver_service import NameServerService
 
@@ -140,14 +180,21 @@ async def supervise(
     supervisors = [asyncio.create_task(child.supervise()) for child in children]
     stop = asyncio.create_task(stopped.wait())
     ready = asyncio.create_task(_all_ready(children))
+    console_task: asyncio.Task[None] | None = None
     try:
         await _first_of(ready, stop, *supervisors)
         if not stopped.is_set():
             on_up()
+            if console is not None:
+                console_task = asyncio.create_task(console.run())
             await _first_of(stop, *supervisors)
     finally:
         ready.cancel()
         stop.cancel()
+        if console is not None and console_task is not None:
+            await console.stop()
+            console_task.cancel()
+            await asyncio.gather(console_task, return_exceptions=True)
         await _stop_children(children, supervisors, settings.server.stop_ms / 1000 + CLOSING_S)
         if controller is not None:
             await controller.stop()

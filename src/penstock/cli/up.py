@@ -3,6 +3,7 @@
 import os
 import string
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,7 +95,7 @@ or with RocketMQ's mqadmin:
     type=startup.PORT,
     default=8080,
     show_default=True,
-    help="Port of the web console (not available yet).",
+    help="Port of the web console, which listens on 127.0.0.1.",
 )
 @click.option("--no-console", is_flag=True, help="Do not start the web console.")
 @click.option("--announce", metavar="HOST", help="Address that clients connect to.")
@@ -117,7 +118,7 @@ def up(
 
     A line on stdout that starts with "penstock is up" reports that all servers are ready.
     """
-    from penstock.cli.supervisor import ChildProcess, supervise
+    from penstock.cli.supervisor import ChildProcess, ConsoleProcess, supervise
     from penstock.cli.terminal import say_if_uncompiled
 
     flags = {
@@ -142,15 +143,31 @@ def up(
             after = children[layout.master_of(member)] if later else None
             command = layout.command(number, config_file, log_form)
             children.append(ChildProcess(str(member), command, layout.environ(number), after))
+        wanted = not no_console and _has_console()
         await supervise(
             layout.settings,
             children,
             lambda: startup.say(layout.announcement()),
             with_controller=layout.controlled,
+            console=ConsoleProcess(
+                layout.console_command(console_port, log_form), layout.console_environ()
+            )
+            if wanted
+            else None,
         )
 
     startup.serve(main)
     return 0
+
+
+def _has_console() -> bool:
+    """Whether the packages of the web console are installed; says how to get them if not."""
+    from penstock.cli.console_command import HOW_TO_INSTALL
+
+    if all(find_spec(name) is not None for name in ("starlette", "uvicorn")):
+        return True
+    print(f"penstock: the web console is not installed; {HOW_TO_INSTALL}", file=sys.stderr)
+    return False
 
 
 class Member(NamedTuple):
@@ -235,6 +252,27 @@ class ClusterLayout:
         command += ["--name", self.members[number].name, "--data", str(self.directory(number))]
         command += ["--announce", broker.announce] if broker.announce else []
         return [*command, "--log", log_form, "--supervised", str(os.getpid())]
+
+    def console_command(self, port: int, log_form: str) -> list[str]:
+        """The command line of the web console."""
+        command = [sys.executable, "-P", "-m", "penstock.cli.main", "console"]
+        command += ["--nameserver", self._nameserver_address(self.settings.nameserver.host)]
+        command += ["--port", str(port), "--data", str(self.base / "console")]
+        # The console has the rights of the servers' own user, so its users must log in.
+        command += ["--logins", "brokers"] if self.settings.access.authentication else []
+        command += ["--strict-signing"] if self.settings.access.strict_signing else []
+        command += ["--tls"] if self.settings.tls.mode == "enforcing" else []
+        return [*command, "--log", log_form, "--supervised", str(os.getpid())]
+
+    def console_environ(self) -> dict[str, str]:
+        """The environment of the web console: the credentials of the servers' own user."""
+        environ = dict(os.environ)
+        access = self.settings.access
+        user, _, password = (access.internal_user or access.initial_user).partition(":")
+        if access.authentication and password:
+            environ["PENSTOCK_CLIENT_ACCESS_KEY"] = user
+            environ["PENSTOCK_CLIENT_SECRET_KEY"] = password
+        return environ
 
     def environ(self, number: int) -> dict[str, str]:
         """The environment of one broker: its own ports and, with slaves, its role."""

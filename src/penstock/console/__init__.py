@@ -1,0 +1,1 @@
+"""The web console: pages and a JSON API over `penstock.client.admin`."""

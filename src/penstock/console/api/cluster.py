@@ -1,0 +1,138 @@
+"""Brokers, replication, elections, settings, NameServers."""
+
+from typing import Any
+
+from penstock.client.admin.async_admin import BrokerState, ReplicaStatus
+from penstock.console.api.overview import first_snapshot
+from penstock.console.endpoints import Call, endpoint
+from penstock.console.security.accounts import Role
+from penstock.errors import InvalidParameter, PenstockError
+from penstock.version import VERSION
+
+
+@endpoint("GET", "/cluster")
+async def cluster(call: Call) -> object:
+    """All brokers with their role, version, rates, disk and replication; the NameServers."""
+    await first_snapshot(call)
+    at = call.console.watch.snapshot
+    replicas = {(one.broker.name, one.broker.id): one for one in at.replicas}
+    return {
+        "ready": call.console.watch.updated.is_set(),
+        "at_ms": at.at_ms or None,
+        "problem": at.problem or None,
+        "nameservers": list(at.cluster.nameservers or call.console.admin.nameservers()),
+        "clusters": list(at.cluster.clusters),
+        "brokers": [
+            _broker(state, replicas.get((state.broker.name, state.broker.id)))
+            for state in at.cluster.brokers
+        ],
+    }
+
+
+@endpoint("GET", "/cluster/elections")
+async def elections(call: Call) -> object:
+    """The last elections by controllers, the newest first. Apache's controllers keep none."""
+    found = await call.admin.elections()
+    return {
+        "rows": [
+            {
+                "broker": one.broker,
+                "epoch": one.epoch,
+                "master_id": one.master_id,
+                "time_ms": one.time_ms,
+                "reason": one.reason,
+            }
+            for one in reversed(found)
+        ]
+    }
+
+
+@endpoint("GET", "/cluster/brokers/{broker}/{id}/settings")
+async def settings(call: Call) -> object:
+    """The settings of a broker. `live` is whether a change takes effect at once; null if that is
+    not known, as of Apache's brokers and of other releases."""
+    broker, number = call.path("broker"), _id(call)
+    found = await call.admin.broker_settings(broker, number)
+    infos = {
+        (state.broker.name, state.broker.id): state.runtime_info
+        for state in call.console.watch.snapshot.cluster.brokers
+    }
+    info = infos.get((broker, number))
+    live = call.console.settings.live_settings
+    is_known = bool(live) and info is not None and info.penstock_version == VERSION
+    return {
+        "rows": [
+            {"name": name, "value": value, "live": name in live if is_known else None}
+            for name, value in sorted(found.items())
+        ]
+    }
+
+
+@endpoint(
+    "PUT",
+    "/cluster/brokers/{broker}/{id}/settings",
+    Role.ADMIN,
+    body={"name": "name of the setting", "value": "new value"},
+)
+async def change_setting(call: Call) -> object:
+    """Change a setting of a running broker, and return its value afterwards."""
+    broker, number = call.path("broker"), _id(call)
+    name, value = call.given("name", str), call.given("value", str)
+    await call.admin.update_broker_settings(broker, {name: value}, number)
+    found = await call.admin.broker_settings(broker, number)
+    return {"name": name, "value": found.get(name)}
+
+
+@endpoint(
+    "POST",
+    "/cluster/brokers/{broker}/writes",
+    Role.ADMIN,
+    body={"allowed": "true or false"},
+)
+async def writes(call: Call) -> object:
+    """Remove the write permission of a broker from the routes, or restore it."""
+    broker, allowed = call.path("broker"), call.given("allowed", bool)
+    if allowed:
+        await call.admin.allow_writes(broker)
+    else:
+        await call.admin.stop_writes(broker)
+    return {"broker": broker, "allowed": allowed}
+
+
+def _id(call: Call) -> int:
+    text = call.path("id")
+    if not text.isdecimal():
+        raise InvalidParameter(f"{text[:40]!r} is not a broker id")
+    return int(text)
+
+
+def _broker(state: BrokerState, replica: ReplicaStatus | None) -> dict[str, Any]:
+    broker, info = state.broker, state.runtime_info
+    problem: PenstockError | None = state.problem or (replica.problem if replica else None)
+    return {
+        "cluster": broker.cluster,
+        "name": broker.name,
+        "id": broker.id,
+        "address": broker.address,
+        "is_master": broker.is_master,
+        "role": replica.role if replica else None,
+        "epoch": replica.epoch if replica else None,
+        "log_end": replica.log_end if replica else None,
+        "behind": replica.behind if replica else None,
+        "in_sync": replica.in_sync if replica else None,
+        "controllers": list(replica.controllers) if replica else [],
+        "replication_error": (replica.error or None) if replica else None,
+        "problem": problem.remark() if problem is not None else None,
+        "version": info.version if info else None,
+        "penstock_version": info.penstock_version if info else None,
+        "started_ms": info.started_ms if info else None,
+        "rate_in": info.put_tps if info else None,
+        "rate_out": info.get_tps if info else None,
+        "stored_today": info.put_today if info else None,
+        "read_today": info.get_today if info else None,
+        "disk_used": info.disk_used if info else None,
+        "earliest_ms": info.earliest_ms if info else None,
+        "log_bytes": info.log_end - info.log_begin
+        if info and info.log_end is not None and info.log_begin is not None
+        else None,
+    }

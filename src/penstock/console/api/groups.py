@@ -1,0 +1,275 @@
+"""Consumer groups: list, describe, create, change, delete."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.client.admin.async_admin import GroupInfo
+from penstock.client.diagnosis.explain import explain_group
+from penstock.console.api.overview import first_snapshot
+from penstock.console.endpoints import Call, endpoint
+from penstock.console.facts import facts_json
+from penstock.console.lag import group_lag, group_lag_ms, queue_lag, queue_lag_ms
+from penstock.console.paging import PARAMETERS, page_of
+from penstock.console.security.accounts import Role
+from penstock.console.snapshot import Snapshot
+from penstock.errors import GroupNotExist, InvalidParameter, PenstockError
+from penstock.wire.codes import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
+
+BEHIND_MS = 10_000
+"""A group whose oldest waiting message is younger is up to date."""
+
+_CHANGES: Mapping[str, tuple[type, str]] = {
+    "consume_enabled": (bool, "whether members may consume"),
+    "broadcast_enabled": (bool, "whether members may broadcast"),
+    "orderly": (bool, "whether the group consumes in order"),
+    "retries_max": (int, "attempts before a message becomes a dead letter"),
+    "retry_queues": (int, "queues of the retry topic"),
+    "consume_timeout_minutes": (int, "time limit of a handler"),
+}
+
+
+@endpoint(
+    "GET",
+    "/groups",
+    parameters={**PARAMETERS, "state": "all (default), behind, offline or current"},
+)
+async def list_groups(call: Call) -> object:
+    """One page of the groups. Figures that were not measured yet are null."""
+    await first_snapshot(call)
+    at = call.console.watch.snapshot
+    query, state = call.text("query").lower(), call.text("state", "all")
+    named = [
+        info for info in at.groups.values() if not info.is_system and query in info.name.lower()
+    ]
+    found = [info for info in named if state == "all" or _state(at, info) == state]
+    return {
+        **page_of(call, found, _keys(at), lambda info: _row(at, info)),
+        "at_ms": at.at_ms or None,
+        "ready": call.console.watch.updated.is_set(),
+        "problem": at.problem or None,
+        "measured": sum(info.name in at.group_figures for info in found),
+    }
+
+
+@endpoint("GET", "/groups/{name}")
+async def describe(call: Call) -> object:
+    """A group: its members, its progress in each queue, its subscriptions and settings."""
+    name, admin = call.path("name"), call.admin
+    infos = {info.name: info for info in await admin.groups(system=True)}
+    members = await admin.members(name)
+    info = infos.get(name)
+    if info is None and not members.members:
+        raise GroupNotExist(
+            f"there is no group {name}", hint="check its name; the page Groups lists them"
+        )
+    progress = await admin.progress(name)
+    owners, silent = await _owners(call, [member.client_id for member in members.members])
+    dead = call.console.watch.snapshot.topic_figures.get(DLQ_TOPIC_PREFIX + name)
+    return {
+        "name": name,
+        "lag": group_lag(progress),
+        "lag_ms": group_lag_ms(progress),
+        "rate_out": progress.tps,
+        "model": members.model,
+        "consume_type": members.consume_type,
+        "start_at": members.start_at,
+        "dead_letters": dead.messages if dead is not None else None,
+        "has_dead_letters": DLQ_TOPIC_PREFIX + name in call.console.watch.snapshot.topics,
+        "unreachable": sorted({*progress.unreachable, *members.unreachable}),
+        "silent_members": silent,
+        "members": [
+            {
+                "client_id": member.client_id,
+                "address": member.address,
+                "language": member.language,
+                "version": member.version_text,
+                "brokers": list(member.brokers),
+                "queues": sum(owner["client_id"] == member.client_id for owner in owners.values()),
+            }
+            for member in members.members
+        ],
+        "subscriptions": [
+            {"topic": one.topic, "expression": one.expression, "type": one.kind}
+            for one in members.subscriptions
+        ],
+        "topics": sorted({one.queue.topic for one in progress.queues}),
+        "queues": [
+            {
+                "topic": one.queue.topic,
+                "broker": one.queue.broker_name,
+                "queue": one.queue.queue_id,
+                "max_offset": one.max_offset,
+                "committed": one.committed,
+                "pulled": one.pulled,
+                "lag": queue_lag(one),
+                "lag_ms": queue_lag_ms(one),
+                "consumed_ms": one.consumed_ms,
+                **owners.get((one.queue.topic, one.queue.broker_name, one.queue.queue_id), _NOBODY),
+            }
+            for one in progress.queues
+        ],
+        "settings": {
+            broker: {field: getattr(settings, field) for field in _CHANGES}
+            for broker, settings in (info.brokers if info is not None else {}).items()
+        },
+    }
+
+
+@endpoint("GET", "/groups/{name}/explain")
+async def explain(call: Call) -> object:
+    """How a group is: the facts, the verdict, the next command."""
+    found = await explain_group(call.admin, call.path("name"))
+    return {
+        "group": found.group,
+        "verdict": found.verdict.value,
+        "healthy": found.is_healthy,
+        "text": found.text,
+        "command": found.command,
+        "partial": list(found.partial),
+        "facts": facts_json(found.facts),
+    }
+
+
+@endpoint(
+    "POST",
+    "/groups",
+    Role.OPERATE,
+    body={"name": "name of the group", **{name: text for name, (_, text) in _CHANGES.items()}},
+)
+async def create(call: Call) -> object:
+    """Create a group on all masters."""
+    name = call.given("name", str)
+    if name in call.console.watch.snapshot.groups:
+        raise InvalidParameter(
+            f"the group {name} exists already", hint="change its settings instead"
+        )
+    await call.admin.create_group(name, **_changes(call))
+    call.console.watch.refresh()
+    return {"name": name}
+
+
+@endpoint(
+    "PUT",
+    "/groups/{name}",
+    Role.OPERATE,
+    body={name: text for name, (_, text) in _CHANGES.items()},
+)
+async def change(call: Call) -> object:
+    """Change settings of a group on all brokers that have it."""
+    await call.admin.update_group(call.path("name"), **_changes(call))
+    call.console.watch.refresh()
+    return {"name": call.path("name")}
+
+
+@endpoint("DELETE", "/groups/{name}", Role.OPERATE, body={"confirm": "the name of the group again"})
+async def delete(call: Call) -> object:
+    """Delete a group with its offsets, its retry topic and its dead letters."""
+    name = call.path("name")
+    if call.given("confirm", str, "") != name:
+        raise InvalidParameter(
+            f"deleting {name} deletes its offsets and dead letters",
+            hint="repeat its name as confirm",
+        )
+    brokers = await call.admin.delete_group(name)
+    call.console.watch.refresh()
+    return {"deleted": name, "brokers": brokers}
+
+
+_NOBODY: Mapping[str, Any] = {
+    "client_id": None,
+    "in_work": None,
+    "oldest_offset": None,
+    "last_consume_ms": None,
+}
+
+Owners = dict[tuple[str, str, int], dict[str, Any]]
+
+
+async def _owners(call: Call, client_ids: list[str]) -> tuple[Owners, list[str]]:
+    """Who has each queue and what is in work there, as the members themselves say; and those that
+    do not answer."""
+    found: Owners = {}
+    silent = []
+    admin, group = call.admin, call.path("name")
+    for client_id in client_ids:
+        try:
+            info = await admin.running_info(group, client_id)
+        except PenstockError:
+            silent.append(client_id)
+            continue
+        for queue, popped in info.mq_pop_table.items():
+            bare = admin.bare_queue(queue)
+            key = (bare.topic, bare.broker_name, bare.queue_id)
+            found[key] = {**_NOBODY, "client_id": client_id, "in_work": popped.wait_ack_count}
+        for queue, state in info.mq_table.items():
+            bare = admin.bare_queue(queue)
+            count = state.cached_msg_count
+            found[bare.topic, bare.broker_name, bare.queue_id] = {
+                "client_id": client_id,
+                "in_work": count,
+                "oldest_offset": state.cached_msg_min_offset if count else None,
+                "last_consume_ms": state.last_consume_timestamp or None,
+            }
+    return found, silent
+
+
+def _changes(call: Call) -> dict[str, Any]:
+    return {
+        name: call.given(name, kind)
+        for name, (kind, _) in _CHANGES.items()
+        if call.body.get(name) is not None
+    }
+
+
+def _state(at: Snapshot, info: GroupInfo) -> str:
+    figures = at.group_figures.get(info.name)
+    if figures is None or figures.lag is None:
+        return "unknown"
+    if figures.lag and figures.members == 0:
+        return "offline"
+    if figures.lag and (figures.lag_ms is None or figures.lag_ms >= BEHIND_MS):
+        return "behind"
+    return "current"
+
+
+def _keys(at: Snapshot) -> Mapping[str, Callable[[GroupInfo], Any]]:
+    figures = at.group_figures
+    return {
+        "name": lambda info: info.name,
+        "lag": lambda info: f.lag if (f := figures.get(info.name)) else None,
+        "lag_ms": lambda info: f.lag_ms if (f := figures.get(info.name)) else None,
+        "rate_out": lambda info: f.rate_out if (f := figures.get(info.name)) else None,
+        "members": lambda info: f.members if (f := figures.get(info.name)) else None,
+        "dead_letters": lambda info: _dead_letters(at, info.name),
+    }
+
+
+def _row(at: Snapshot, info: GroupInfo) -> dict[str, object]:
+    figures = at.group_figures.get(info.name)
+    return {
+        "name": info.name,
+        "state": _state(at, info),
+        "lag": figures.lag if figures else None,
+        "lag_ms": figures.lag_ms if figures else None,
+        "rate_out": figures.rate_out if figures else None,
+        "members": figures.members if figures else None,
+        "model": figures.model if figures else None,
+        "topics": [
+            topic
+            for topic in (figures.topics if figures else ())
+            if not topic.startswith(RETRY_TOPIC_PREFIX)
+        ],
+        "dead_letters": _dead_letters(at, info.name),
+        "measured_ms": figures.at_ms if figures else None,
+        "partial": figures.partial if figures else False,
+        "problem": figures.problem if figures else "",
+    }
+
+
+def _dead_letters(at: Snapshot, group: str) -> int | None:
+    """The number of dead letters; 0 if the group has no such topic."""
+    topic = DLQ_TOPIC_PREFIX + group
+    if topic not in at.topics:
+        return 0 if at.topics else None
+    figures = at.topic_figures.get(topic)
+    return figures.messages if figures else None

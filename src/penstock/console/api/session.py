@@ -1,0 +1,152 @@
+"""Who is logged in: log in, log out, accounts of the console, the audit log."""
+
+from starlette.requests import Request
+
+from penstock.console.context import ANYBODY, Console
+from penstock.console.endpoints import ApiError, Call, endpoint, json_response
+from penstock.console.security.accounts import Role, role_of
+from penstock.console.security.audit import AuditEntry
+from penstock.console.settings import Logins
+from penstock.version import VERSION
+
+COOKIE = "penstock_console"
+
+
+@endpoint("GET", "/session", open=True)
+async def session(call: Call) -> object:
+    """The user, its role and the CSRF token; `user` is null without a login."""
+    return session_json(call.console, call.request)
+
+
+def session_json(console: Console, request: Request) -> dict[str, object]:
+    """The session of a request."""
+    value: dict[str, object] = {
+        "release": VERSION,
+        "logins": console.settings.logins.value,
+        "nameservers": list(console.admin.nameservers()),
+        "user": None,
+        "role": None,
+        "csrf": None,
+    }
+    found = console.sessions.find(request.cookies.get(COOKIE), console.now_ms())
+    if not console.needs_login:
+        value |= {"user": ANYBODY.name, "role": ANYBODY.role.text, "csrf": console.csrf}
+    elif found is not None:
+        value |= {"user": found.login.name, "role": found.login.role.text, "csrf": found.csrf}
+    return value
+
+
+@endpoint("POST", "/login", open=True, body={"name": "user name", "password": "password"})
+async def log_in(call: Call) -> object:
+    """Log in. The answer sets the cookie of the session. Failed attempts are limited."""
+    console = call.console
+    if not console.needs_login:
+        raise ApiError(409, "this console has no logins")
+    name, password = call.given("name", str), call.given("password", str)
+    address = _address(call.request)
+    keys = (f"address {address}", f"user {name}")
+    now_ms = console.now_ms()
+    wait_ms = console.limit.wait_ms(keys, now_ms)
+    if wait_ms:
+        await _record(call, name, 429)
+        raise ApiError(429, "too many failed logins", f"try again in {-(-wait_ms // 1000)} s")
+    console.limit.failed(keys, now_ms)  # also counts attempts that run at the same time
+    login = await console.logins.log_in(name, password)
+    if login is None:
+        await _record(call, name, 401)
+        raise ApiError(401, "the name or the password is wrong")
+    console.limit.succeeded(keys)
+    await _record(call, name, 200)
+    token, found = console.sessions.create(login, now_ms)
+    response = json_response({"user": login.name, "role": login.role.text, "csrf": found.csrf})
+    response.set_cookie(
+        COOKIE, token, httponly=True, samesite="strict", secure=console.settings.uses_tls, path="/"
+    )
+    return response
+
+
+@endpoint("POST", "/logout")
+async def log_out(call: Call) -> object:
+    """End the session."""
+    ended = call.console.sessions.end(call.request.cookies.get(COOKIE))
+    if ended is not None and ended.login.admin is not None:
+        await ended.login.admin.close()
+    response = json_response({"user": None})
+    response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+    return response
+
+
+@endpoint("GET", "/accounts", Role.ADMIN)
+async def list_accounts(call: Call) -> object:
+    """The console's own accounts."""
+    own = call.console.settings.logins is Logins.CONSOLE
+    return {"in_use": own, "rows": await call.console.accounts.list() if own else []}
+
+
+@endpoint(
+    "PUT",
+    "/accounts/{name}",
+    Role.ADMIN,
+    body={"role": "view, operate or admin", "password": "new password; needed for a new account"},
+)
+async def put_account(call: Call) -> object:
+    """Create an account of the console, or change its role or password. Ends its sessions."""
+    _need_accounts(call)
+    accounts, name = call.console.accounts, call.path("name")
+    role = role_of(call.given("role", str))
+    password = call.given("password", str, "")
+    known = any(row["name"] == name for row in await accounts.list())
+    if known:
+        await accounts.set_role(name, role)
+    if password or not known:
+        await accounts.put(name, role, password, call.console.now_ms())
+    if name != call.login.name:
+        call.console.sessions.end_all_of(name)
+    return {"name": name, "role": role.text}
+
+
+@endpoint("DELETE", "/accounts/{name}", Role.ADMIN)
+async def delete_account(call: Call) -> object:
+    """Delete an account of the console and end its sessions."""
+    _need_accounts(call)
+    name = call.path("name")
+    await call.console.accounts.delete(name)
+    call.console.sessions.end_all_of(name)
+    return {"deleted": name}
+
+
+@endpoint(
+    "GET",
+    "/audit",
+    Role.ADMIN,
+    parameters={"size": "entries, up to 500", "before": "only entries with a lower id"},
+)
+async def audit(call: Call) -> object:
+    """The audit log: logins and changes, the newest first."""
+    size = call.number("size", 100, least=1, most=500)
+    before = call.number("before", 2**62, most=2**62)
+    rows = await call.console.audit.entries(size, before)
+    return {"rows": rows, "more": len(rows) == size}
+
+
+def _need_accounts(call: Call) -> None:
+    if call.console.settings.logins is not Logins.CONSOLE:
+        raise ApiError(409, "this console has no accounts of its own", "use --logins console")
+
+
+async def _record(call: Call, name: str, status: int) -> None:
+    await call.console.audit.add(
+        AuditEntry(
+            at_ms=call.console.now_ms(),
+            user=name[:64],
+            address=_address(call.request),
+            action="log in",
+            target="",
+            detail="",
+            status=status,
+        )
+    )
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""

@@ -1,0 +1,1 @@
+"""Logins, sessions, protection of requests, and the audit log of the console."""

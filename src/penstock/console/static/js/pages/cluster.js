@@ -1,0 +1,126 @@
+// Cluster: brokers, replication, roles, elections, settings.
+
+import { may, part, post, put } from "../api.js";
+import { h, show } from "../dom.js";
+import { ago, bytes, count, percent, rate, time, unknown } from "../format.js";
+import { ask, badge, body, dialog, empty, errorNote, facts, field, note, panel, searchBox, table, toast, usage } from "../ui.js";
+
+export default async function cluster(page) {
+  page.title("Cluster");
+  const content = h("div", { class: "stack" });
+  const elections = h("div", {});
+  page.root.append(h("div", { class: "page-head" }, h("h1", {}, "Cluster")), content, elections);
+  const first = page.every(5000, async () => {
+    const at = await page.get("/cluster");
+    show(content, view(page, at));
+  });
+  page.get("/cluster/elections").then(
+    (found) => show(elections, electionPanel(found)),
+    () => {},
+  );
+  await first;
+}
+
+function view(page, at) {
+  if (!at.ready) return panel(null, empty("The cluster is being read", ""));
+  if (!at.brokers.length) {
+    return panel(null, empty("No broker is registered", "Start one that knows these NameServers.", `penstock broker --nameservers ${at.nameservers.join(";")}`));
+  }
+  const columns = [
+    { label: "Broker", cell: (row) => [h("span", { class: "name" }, row.name), " ", row.is_master ? badge("master", "accent") : badge(`replica ${row.id}`), row.problem && badge("does not answer", "bad")] },
+    { label: "Address", cell: (row) => h("span", { class: "nowrap" }, row.address) },
+    { label: "Role", cell: (row) => (row.role ? row.role.replaceAll("_", " ") : unknown()) },
+    { label: "In sync", cell: (row) => (row.is_master ? "" : row.in_sync === null ? unknown() : row.in_sync ? badge("in sync", "good") : badge("behind", "warn")) },
+    { label: "Behind", num: true, cell: (row) => (row.is_master ? "" : bytes(row.behind)) },
+    { label: "Stored/s", num: true, cell: (row) => rate(row.rate_in) },
+    { label: "Read/s", num: true, cell: (row) => rate(row.rate_out) },
+    { label: "Disk", num: true, cell: (row) => h("span", { class: "nowrap" }, usage(row.disk_used), percent(row.disk_used)) },
+    { label: "Started", num: true, cell: (row) => ago(row.started_ms) },
+    { label: "", num: true, cell: (row) => h("button", { class: "small", type: "button", onclick: () => broker(page, row) }, "Details") },
+  ];
+  return [
+    at.problem && note("bad", at.problem),
+    ...at.clusters.map((name) => {
+      const rows = at.brokers.filter((row) => row.cluster === name);
+      return panel(name, table(columns, rows, { key: (row) => `${row.name}/${row.id}` }), { foot: `NameServers: ${at.nameservers.join(", ")}` });
+    }),
+    ...at.brokers.filter((row) => row.problem || row.replication_error).map((row) => note("bad", `${row.name} ${row.id}: ${row.problem || row.replication_error}`)),
+  ];
+}
+
+async function broker(page, row) {
+  const settings = h("div", {}, h("p", { class: "muted" }, "Reading the settings …"));
+  dialog(
+    `${row.name} ${row.is_master ? "(master)" : `(replica ${row.id})`}`,
+    [
+      facts([
+        ["Version", row.penstock_version ? `Penstock ${row.penstock_version}, as RocketMQ ${row.version || "unknown"}` : row.version || unknown()],
+        ["Log", [bytes(row.log_bytes), row.earliest_ms ? [", since ", time(row.earliest_ms)] : ""]],
+        ["Stored today", count(row.stored_today)],
+        ["Epoch", row.epoch === null ? "none" : String(row.epoch)],
+        row.controllers.length > 0 && ["Controllers", row.controllers.join(", ")],
+      ]),
+      settings,
+    ],
+    (close) => [
+      row.is_master && may("admin") && h("button", { type: "button", onclick: () => writes(row, false) }, "Stop writes"),
+      row.is_master && may("admin") && h("button", { type: "button", onclick: () => writes(row, true) }, "Allow writes"),
+      h("button", { type: "button", onclick: close }, "Close"),
+    ],
+    { large: true },
+  );
+  const path = `/cluster/brokers/${part(row.name)}/${row.id}/settings`;
+  try {
+    const found = await page.get(path);
+    const list = h("div", {});
+    const draw = (text) => {
+      const rows = found.rows.filter((one) => one.name.toLowerCase().includes(text.toLowerCase()));
+      const columns = [
+        { label: "Setting", cell: (one) => h("code", { class: "break" }, one.name) },
+        { label: "Value", cell: (one) => h("span", { class: "break" }, one.value) },
+        { label: "Change", cell: (one) => (one.live === null ? unknown("this broker does not say") : one.live ? badge("live", "good") : badge("fixed")) },
+        may("admin") && { label: "", num: true, cell: (one) => one.live !== false && h("button", { class: "small", type: "button", onclick: () => change(path, row, one) }, "Change") },
+      ].filter(Boolean);
+      show(list, rows.length ? table(columns, rows, { cards: false, key: (one) => one.name }) : h("p", { class: "muted" }, "No setting matches."));
+    };
+    draw("");
+    show(settings, h("div", { class: "stack" }, searchBox("Filter the settings", "", draw), list));
+  } catch (error) {
+    show(settings, errorNote(error));
+  }
+}
+
+function change(path, row, one) {
+  const value = h("input", { value: one.value });
+  ask(`Change ${one.name} of ${row.name}`, h("div", { class: "stack" }, field("Value", value), one.live === null && note("warn", "This broker does not say whether the change takes effect at once.")), "Change", async () => {
+    const after = await put(path, { name: one.name, value: value.value });
+    toast(`${one.name} is ${after.value}`);
+  });
+}
+
+function writes(row, allowed) {
+  ask(
+    allowed ? `Allow writes to ${row.name}?` : `Stop writes to ${row.name}?`,
+    h("p", {}, allowed ? "Producers use the broker again." : "The write permission is removed from the routes, so producers avoid the broker. Consumers go on."),
+    allowed ? "Allow" : "Stop writes",
+    async () => {
+      await post(`/cluster/brokers/${part(row.name)}/writes`, { allowed });
+      toast(allowed ? "Writes are allowed" : "Writes are stopped");
+    },
+    { danger: !allowed },
+  );
+}
+
+function electionPanel(found) {
+  if (!found.rows.length) {
+    return panel("Elections", body(h("p", { class: "muted" }, "No controller tells of elections. Masters are fixed, or the controllers are Apache's, which keep none.")));
+  }
+  const columns = [
+    { label: "Time", cell: (row) => time(row.time_ms) },
+    { label: "Broker", cell: (row) => row.broker },
+    { label: "Epoch", num: true, cell: (row) => count(row.epoch) },
+    { label: "Master", num: true, cell: (row) => count(row.master_id) },
+    { label: "Reason", cell: (row) => row.reason },
+  ];
+  return panel("Elections", table(columns, found.rows));
+}

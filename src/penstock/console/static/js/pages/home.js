@@ -1,0 +1,107 @@
+// Home: rates, lag, disk, alarms as sentences, the last hour.
+
+import { part } from "../api.js";
+import { legend, lineChart, timeSteps } from "../chart.js";
+import { h, show } from "../dom.js";
+import { ago, compact, count, countText, duration, durationText, percent, rateText, unknown } from "../format.js";
+import { body, empty, panel, stat, table } from "../ui.js";
+
+export default async function home(page) {
+  page.title("Home");
+  const stats = h("div", { class: "stats" });
+  const alarms = h("div", {});
+  const rates = h("div", {});
+  const lags = h("div", {});
+  const behind = h("div", {});
+  const head = h("span", { class: "sub" });
+  page.root.append(
+    h("div", { class: "page-head" }, h("h1", {}, "Home"), head),
+    stats,
+    alarms,
+    h("div", { class: "columns" }, rates, lags),
+    behind,
+  );
+  let samples = [];
+  await page.every(5000, async () => {
+    const last = samples.length ? samples[samples.length - 1].at_ms : 0;
+    const at = await page.get(`/overview?since_ms=${last}`);
+    samples = [...samples, ...at.history].slice(-720);
+    show(head, at.clusters.join(", ") || "no cluster", " · ", at.at_ms ? ["read ", ago(at.at_ms)] : "being read");
+    show(stats, figures(at));
+    show(alarms, alarmPanel(at));
+    const times = samples.map((one) => one.at_ms);
+    show(
+      rates,
+      panel(
+        "Messages per second",
+        body(
+          lineChart({
+            times,
+            series: [
+              { name: "stored", values: samples.map((one) => one.rate_in) },
+              { name: "read", values: samples.map((one) => one.rate_out) },
+            ],
+            text: rateText,
+          }),
+        ),
+        { actions: legend(["stored", "read"]) },
+      ),
+    );
+    show(
+      lags,
+      panel(
+        "Largest lag of a group",
+        body(
+          lineChart({
+            times,
+            series: [{ name: "lag", values: samples.map((one) => one.lag_ms) }],
+            text: (ms) => (ms ? durationText(ms) : "0"),
+            least: 1000,
+            marksOf: timeSteps,
+            empty: "No group was measured yet.",
+          }),
+        ),
+      ),
+    );
+    show(behind, at.behind.length ? behindPanel(at) : null);
+  });
+}
+
+function figures(at) {
+  const known = at.groups_measured < at.groups ? `${at.groups_measured} of ${at.groups} groups known` : `in ${countText(at.groups)} groups`;
+  return [
+    stat("Stored", at.rate_in === null ? unknown() : rateText(at.rate_in), { unit: "msg/s", note: at.stored_today === null ? "" : `${countText(at.stored_today)} today`, id: "rate_in" }),
+    stat("Read", at.rate_out === null ? unknown() : rateText(at.rate_out), { unit: "msg/s", id: "rate_out" }),
+    stat("Largest lag", duration(at.lag_ms), { note: at.lag === null ? known : `${countText(at.lag)} messages ${known}`, id: "lag" }),
+    stat("Fullest disk", percent(at.disk_used), { note: "of the brokers", id: "disk" }),
+    stat("Brokers", at.ready ? `${at.brokers_answering} / ${at.brokers}` : unknown(), { note: "answer", id: "brokers" }),
+    stat("Topics", at.ready ? compact(at.topics) : unknown(), { note: at.ready ? `${countText(at.groups)} groups` : "", id: "topics" }),
+  ];
+}
+
+function alarmPanel(at) {
+  if (!at.ready) return panel("Alarms", empty("The cluster is being read", "The first figures appear in a moment."));
+  if (!at.alarms.length) {
+    if (!at.topics) {
+      return panel("First steps", empty("There are no topics yet", "Send a first message, then look at it on the page Messages.", `penstock send -n ${at.nameservers[0]} Greetings "Hello, Penstock"`));
+    }
+    return panel("Alarms", h("div", { class: "alarms" }, h("div", { class: "alarm" }, h("span", { class: "badge good" }, "all well"), h("span", {}, "All brokers answer, and no group is more than a minute behind."))));
+  }
+  return panel(
+    "Alarms",
+    h("div", { class: "alarms" }, at.alarms.map((one) => {
+      const content = [h("span", { class: "dot" }), h("span", {}, one.sentence)];
+      return one.link ? h("a", { class: `alarm ${one.severity}`, href: one.link }, content) : h("div", { class: `alarm ${one.severity}` }, content);
+    })),
+  );
+}
+
+function behindPanel(at) {
+  const columns = [
+    { label: "Group", cell: (row) => h("a", { class: "name", href: `/groups/${part(row.group)}` }, row.group) },
+    { label: "Lag", num: true, cell: (row) => duration(row.lag_ms) },
+    { label: "Messages", num: true, cell: (row) => count(row.lag) },
+    { label: "Members", num: true, cell: (row) => count(row.members) },
+  ];
+  return panel("Groups with the largest lag", table(columns, at.behind, { link: (row) => `/groups/${part(row.group)}`, key: (row) => row.group }));
+}

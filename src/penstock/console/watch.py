@@ -1,0 +1,249 @@
+"""Keeps the snapshot of a cluster up to date, with a fixed number of requests per interval.
+
+In each interval the brokers are asked for their runtime information. The tables of topics and
+groups are read less often. The figures of topics and groups are measured in turn, the oldest
+first, up to a number per interval. While nobody uses the console, only the runtime information is
+read, for the charts.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from penstock.client.admin.admin_values import TopicKind
+from penstock.client.admin.async_admin import AsyncAdmin, GroupInfo, TopicInfo
+from penstock.console.history import History, Sample
+from penstock.console.lag import group_lag, group_lag_ms
+from penstock.console.snapshot import GroupFigures, Snapshot, TopicFigures
+from penstock.errors import PenstockError
+from penstock.wire import fastjson
+from penstock.wire.bodies.admin_bodies import TopicStatsTable
+from penstock.wire.codes import RequestCode
+
+log = logging.getLogger(__name__)
+
+TABLES_EVERY = 6
+"""Intervals between two reads of the tables of topics and groups."""
+TOPICS_PER_INTERVAL = 200
+GROUPS_PER_INTERVAL = 50
+CONCURRENT = 8
+"""Requests at a time, so that measuring does not disturb the brokers."""
+IDLE_S = 60.0
+RATE_SPAN_MS = 600_000
+"""A rate is computed from two measurements that are at most this far apart."""
+
+T = TypeVar("T")
+
+
+class ClusterWatch:
+    """The snapshot of a cluster, and the history of its figures."""
+
+    def __init__(self, admin: AsyncAdmin, interval_s: float) -> None:
+        self._admin = admin
+        self._interval_s = interval_s
+        self._clock = admin.session.clock
+        self.snapshot = Snapshot()
+        self.history = History()
+        self.updated = asyncio.Event()
+        """Set once there is a first snapshot."""
+        self._wake = asyncio.Event()
+        self._used_s = float("-inf")
+        self._tick = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def use(self) -> None:
+        """Somebody looks at the console: measure topics and groups again."""
+        now = asyncio.get_running_loop().time()
+        if now - self._used_s > IDLE_S:
+            self._wake.set()
+        self._used_s = now
+
+    def refresh(self) -> None:
+        """Something has changed: read the tables again now."""
+        self._tick = 0
+        self._wake.set()
+
+    def measured_topic(self, name: str, figures: TopicFigures) -> None:
+        """Add figures that a page has read."""
+        self.snapshot = replace(
+            self.snapshot, topic_figures={**self.snapshot.topic_figures, name: figures}
+        )
+
+    async def update(self) -> None:
+        """Take one snapshot."""
+        with_tables = self._tick % TABLES_EVERY == 0
+        self._tick += 1
+        now_ms = self._clock.now_ms()
+        try:
+            cluster = await self._admin.cluster()
+            changed = replace(self.snapshot, at_ms=now_ms, cluster=cluster, problem="")
+            if with_tables:
+                topics, groups, replicas = await asyncio.gather(
+                    self._admin.topics(), self._admin.groups(system=True), self._admin.replicas()
+                )
+                changed = _with_tables(changed, topics, groups)
+                changed = replace(changed, replicas=replicas)
+            self.snapshot = changed
+            if self._is_used():
+                await self._measure()
+        except PenstockError as error:
+            self._tick = 0  # read the tables as soon as the servers answer again
+            self.snapshot = replace(self.snapshot, problem=error.remark())
+        self._sample(now_ms)
+        self.updated.set()
+
+    # --- private
+
+    def _is_used(self) -> bool:
+        return asyncio.get_running_loop().time() - self._used_s < IDLE_S
+
+    def _sample(self, now_ms: int) -> None:
+        at = self.snapshot
+        known = not at.problem
+        self.history.add(
+            Sample(
+                now_ms,
+                rate_in=at.rate_in if known else None,
+                rate_out=at.rate_out if known else None,
+                lag=at.lag if known and self._is_used() else None,
+                lag_ms=at.lag_ms if known and self._is_used() else None,
+                disk_used=at.disk_used if known else None,
+            )
+        )
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                await self.update()
+            except Exception:  # a bug here must not end the updates of all pages
+                log.exception("the snapshot of the cluster failed")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._interval_s)
+
+    async def _measure(self) -> None:
+        """Measure the topics and groups whose figures are the oldest."""
+        at = self.snapshot
+        topics = _oldest(
+            (name for name, info in at.topics.items() if info.kind is not TopicKind.SYSTEM),
+            lambda name: f.at_ms if (f := at.topic_figures.get(name)) else 0,
+            TOPICS_PER_INTERVAL,
+        )
+        groups = _oldest(
+            (name for name, info in at.groups.items() if not info.is_system),
+            lambda name: f.at_ms if (f := at.group_figures.get(name)) else 0,
+            GROUPS_PER_INTERVAL,
+        )
+        limit = asyncio.Semaphore(CONCURRENT)
+        of_topics = await asyncio.gather(*(self._topic(name, limit) for name in topics))
+        of_groups = await asyncio.gather(*(self._group(name, limit) for name in groups))
+        self.snapshot = replace(
+            self.snapshot,
+            topic_figures={**self.snapshot.topic_figures, **_found(topics, of_topics)},
+            group_figures={**self.snapshot.group_figures, **_found(groups, of_groups)},
+        )
+
+    async def _topic(self, name: str, limit: asyncio.Semaphore) -> TopicFigures | None:
+        info = self.snapshot.topics[name]
+        async with limit:
+            try:
+                return await measure_topic(self._admin, self.snapshot, info, self._clock.now_ms())
+            except PenstockError as error:
+                log.debug("the figures of the topic %s are unknown: %s", name, error)
+                return None
+
+    async def _group(self, name: str, limit: asyncio.Semaphore) -> GroupFigures | None:
+        async with limit:
+            now_ms = self._clock.now_ms()
+            try:
+                progress = await self._admin.progress(name)
+                members = await self._admin.members(name)
+            except PenstockError as error:
+                return GroupFigures(now_ms, None, None, None, None, (), problem=error.remark())
+            partial = bool(progress.unreachable or members.unreachable)
+            return GroupFigures(
+                at_ms=now_ms,
+                lag=group_lag(progress),
+                lag_ms=group_lag_ms(progress),
+                rate_out=None if partial else progress.tps,
+                members=None if members.unreachable else len(members.members),
+                topics=tuple(sorted({queue.queue.topic for queue in progress.queues})),
+                model=members.model,
+                partial=partial,
+            )
+
+
+async def measure_topic(
+    admin: AsyncAdmin, snapshot: Snapshot, info: TopicInfo, now_ms: int
+) -> TopicFigures | None:
+    """The figures of a topic: one request per broker that has it. None if none answers."""
+    name = admin.session.with_namespace(info.name)
+    masters = {state.broker.name: state.broker for state in snapshot.masters}
+    known = [masters[broker] for broker in info.brokers if broker in masters]
+    if not known:
+        return None
+    found = await admin.ask_each(known, RequestCode.GET_TOPIC_STATS_INFO, {"topic": name})
+    offsets = [
+        offset
+        for _, answer in found.items
+        for offset in fastjson.decode(answer.body, TopicStatsTable).offset_table.values()
+    ]
+    partial = bool(found.unreachable) or len(known) < len(info.brokers)
+    stored = sum(offset.max_offset for offset in offsets)
+    last_ms = max((offset.last_update_timestamp for offset in offsets), default=0)
+    old = snapshot.topic_figures.get(info.name)
+    return TopicFigures(
+        at_ms=now_ms,
+        stored=stored,
+        messages=sum(offset.max_offset - offset.min_offset for offset in offsets),
+        last_ms=last_ms if last_ms > 0 else None,
+        rate_in=None if partial else _rate(old, stored, now_ms),
+        partial=partial,
+    )
+
+
+def _rate(old: TopicFigures | None, stored: int, now_ms: int) -> float | None:
+    """Messages per second since the last measurement."""
+    if old is None or old.partial or not 0 < now_ms - old.at_ms <= RATE_SPAN_MS:
+        return None
+    if stored < old.stored:  # deleted and created again
+        return None
+    return (stored - old.stored) * 1000 / (now_ms - old.at_ms)
+
+
+def _with_tables(
+    snapshot: Snapshot, topics: Iterable[TopicInfo], groups: Iterable[GroupInfo]
+) -> Snapshot:
+    topic_table = {info.name: info for info in topics}
+    group_table = {info.name: info for info in groups}
+    return replace(
+        snapshot,
+        topics=topic_table,
+        groups=group_table,
+        topic_figures=_only(snapshot.topic_figures, topic_table),
+        group_figures=_only(snapshot.group_figures, group_table),
+    )
+
+
+def _only(values: Mapping[str, T], names: Mapping[str, object]) -> dict[str, T]:
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _oldest(names: Iterable[str], age: Callable[[str], int], count_max: int) -> list[str]:
+    return sorted(names, key=age)[:count_max]
+
+
+def _found(names: Iterable[str], values: Iterable[T | None]) -> dict[str, T]:
+    return {name: value for name, value in zip(names, values, strict=True) if value is not None}

@@ -1,0 +1,96 @@
+"""Takes the screenshots of the documentation: `python -m tests.browser.screenshots [PAGE …]`.
+
+Each page in light and dark, wide and narrow, of a live cluster with traffic, as PNG files with a
+palette in docs/images.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, Page
+
+from .browser_kit import WAIT_MS, chromium, open_browser
+from .servers import start_cluster, start_console
+from .traffic import Traffic
+
+IMAGES = Path(__file__).parent.parent.parent / "docs" / "images"
+SIZES = {"wide": (1440, 900), "narrow": (390, 844)}
+WARM_UP_S = 75.0
+"""How long there is traffic before the first screenshot, so that charts have a line."""
+COLOURS = 128
+
+
+def pages(traffic: Traffic) -> dict[str, tuple[str, str]]:
+    """Name → path and the selector that must be visible."""
+    found = traffic.call(traffic.admin.messages_by_key("orders", "ORD-10042"))[0]
+    place = f"{found.queue.topic}/{found.broker_name}/{found.queue_id}/{found.queue_offset}"
+    return {
+        "home": ("/", "main .chart .line"),
+        "topics": ("/topics", "text=stock-levels"),
+        "topic": ("/topics/orders", "text=billing"),
+        "messages": ("/messages?topic=orders", "main tbody tr"),
+        "message": (f"/message/{place}", "#verdicts .badge"),
+        "groups": ("/groups", "text=analytics"),
+        "group": ("/groups/analytics", "#queues tbody tr"),
+        "dead-letters": ("/dead-letters/mailer", "main tbody tr"),
+        "scheduled": ("/scheduled", "main tbody tr"),
+        "transactions": ("/transactions", "main tbody tr"),
+        "cluster": ("/cluster", "main tbody tr"),
+        "access": ("/access", "main .panel"),
+        "pipelines": ("/pipelines", "main .panel"),
+    }
+
+
+def main() -> None:
+    wanted = sys.argv[1:]
+    path = chromium()
+    assert path is not None, "install chromium"
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as data, open_browser(path) as browser:
+        cluster, nameserver = start_cluster(Path(data) / "cluster", "--brokers", 2)
+        console, url = start_console(nameserver, Path(data) / "console")
+        traffic = Traffic(nameserver)
+        try:
+            traffic.start()
+            time.sleep(WARM_UP_S if not wanted or "home" in wanted else 8)
+            for name, (page, ready) in pages(traffic).items():
+                if not wanted or name in wanted:
+                    take(browser, url + page, ready, name)
+        finally:
+            traffic.stop()
+            console.stop()
+            cluster.stop()
+
+
+def take(browser: Browser, url: str, ready: str, name: str) -> None:
+    """Four screenshots of one page."""
+    for size, (width, height) in SIZES.items():
+        for theme in ("light", "dark"):
+            context = browser.new_context(
+                viewport={"width": width, "height": height},
+                color_scheme="dark" if theme == "dark" else "light",
+            )
+            page = context.new_page()
+            page.goto(url)
+            page.wait_for_selector(ready, timeout=WAIT_MS)
+            page.wait_for_selector("main[data-page]")
+            page.wait_for_timeout(700)  # figures that arrive after the page
+            save(page, IMAGES / f"{name}-{size}-{theme}.png")
+            context.close()
+
+
+def save(page: Page, path: Path) -> None:
+    """Write a PNG with few colours, which is a third of the size."""
+    picture = Image.open(BytesIO(page.screenshot(full_page=True))).convert("RGB")
+    picture = picture.crop((0, 0, picture.width, min(picture.height, picture.width * 3)))
+    picture.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+if __name__ == "__main__":
+    main()
