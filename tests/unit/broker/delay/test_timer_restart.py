@@ -67,6 +67,21 @@ def test_a_clean_stop_neither_loses_nor_duplicates(tmp_path: Path, passed_ms: in
     env.close()
 
 
+def test_a_clean_stop_long_after_the_first_start_rebuilds_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = prepare(tmp_path)
+    advance(env, 30_000)
+    send(env, 1, b"last")
+    advance(env, 1)
+    caplog.clear()
+    env = restart(env)
+    assert "rebuilding" not in caplog.text
+    advance(env, 40_000)
+    assert bodies(env) == [*ALL[:7], b"last", *ALL[7:]]
+    env.close()
+
+
 def test_a_stop_between_two_messages_of_one_millisecond(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
