@@ -325,23 +325,33 @@ class TimerEnqueue:
     def _add_to_slot(
         self, log_offset: int, size: int, properties: dict[str, str], due_ms: int, now_ms: int
     ) -> None:
-        """Add a message to the slot of its delivery time, or to an earlier one to be rolled."""
+        """Add a message to the slot of its delivery time, or to an earlier one to be rolled.
+
+        A recall has the first millisecond of the slot that its message had when it was sent. The
+        precision may have been different then, so a recall is added to all slots of SLOT_MS_MAX.
+        """
         files = self._files
         self._set_window(now_ms)
         wanted_ms = slot_of(due_ms, files.precision_ms)
         slot_ms, roll = files.choose_slot(wanted_ms, now_ms, self._window_ms)
+        recalls = recalled_key(properties)
+        last_ms = slot_ms
+        if recalls is not None and not roll:
+            last_ms = max(slot_ms, slot_of(due_ms - 1 + SLOT_MS_MAX, files.precision_ms))
         pin = self._pins[-1]
-        pin.until_ms = max(pin.until_ms, slot_ms + files.precision_ms)
-        self._prefetch.add(
-            slot_ms,
-            now_ms,
-            offset=log_offset,
-            size=size,
-            topic=properties.get(PROPERTY_REAL_TOPIC, ""),
-            due_ms=slot_ms if roll else due_ms,
-            roll=roll,
-            recalls=recalled_key(properties),
-        )
+        pin.until_ms = max(pin.until_ms, last_ms + files.precision_ms)
+        for at_ms in range(last_ms, slot_ms - 1, -files.precision_ms):
+            self._prefetch.add(
+                at_ms,
+                now_ms,
+                offset=log_offset,
+                size=size,
+                topic=properties.get(PROPERTY_REAL_TOPIC, ""),
+                due_ms=slot_ms if roll else due_ms,
+                roll=roll,
+                recalls=recalls,
+                copy=at_ms != slot_ms,
+            )
 
     def add_pending_recall(self, recalls: tuple[str, str]) -> None:
         """Count a recall that is stored but not yet in the files."""

@@ -75,8 +75,12 @@ class TimerPrefetch:
         due_ms: int,
         roll: bool,
         recalls: tuple[str, str] | None,
+        copy: bool = False,
     ) -> None:
-        """Add a message to a slot: in the files, and here if the slot is loaded."""
+        """Add a message to a slot: in the files, and here if the slot is loaded.
+
+        A recall that is added to several slots is a `copy` in all but the last call.
+        """
         progress = self._files.progress
         if slot_ms == progress.read_ms:  # the slot in progress is delivered in order
             due_ms = max(due_ms, progress.due_ms)
@@ -89,6 +93,7 @@ class TimerPrefetch:
             due_ms=due_ms,
             roll=roll,
             delete=recalls is not None,
+            copy=copy,
         )
         if slot_ms >= self.loaded_to_ms:
             self._next_slot = None

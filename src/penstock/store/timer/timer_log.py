@@ -30,6 +30,9 @@ SEGMENT_BYTES_MIN: Final = UNIT_BYTES + FILLER_BYTES
 MAGIC_PLAIN: Final = 1
 MAGIC_ROLL: Final = 2
 MAGIC_DELETE: Final = 4
+MAGIC_COPY: Final = 8
+"""A further unit of a message, which is followed by the unit that counts. RocketMQ ignores the
+flag."""
 _MAGIC_MAX: Final = 15
 NOWHERE: Final = -1
 

@@ -11,7 +11,8 @@ up to its end at that time. So a start finds at least everything that the checkp
 2. slots that point behind the last accepted unit are moved back along their chains;
 3. the wheel has to match the checksum in the checkpoint or, after a crash, the units in the timer
    log, else it is rebuilt from them;
-4. the queue of timed messages is read on from the message of the last unit.
+4. the queue of timed messages is read on after the message of the last unit, or from it on if
+   only some of its units were written.
 
 If the timer log is damaged, or the files contradict each other, they are rebuilt from the queue:
 from its first message on, without messages that were due before the checkpoint. Until that is done,
@@ -35,6 +36,7 @@ from penstock.store.timer.timer_checkpoint import (
     clean_state,
 )
 from penstock.store.timer.timer_log import (
+    MAGIC_COPY,
     MAGIC_DELETE,
     MAGIC_PLAIN,
     MAGIC_ROLL,
@@ -111,13 +113,20 @@ class TimerStore:
         due_ms: int,
         roll: bool,
         delete: bool,
+        copy: bool = False,
     ) -> Unit:
-        """Add a message to a slot."""
+        """Add a message to a slot.
+
+        A message that is added to several slots is a `copy` in all but the last call.
+        """
         slot = self.wheel.get(slot_ms)
         written_ms = self.slot_of(now_ms)
         unit = Unit(
             slot.last if slot is not None else NOWHERE,
-            MAGIC_PLAIN | (MAGIC_ROLL if roll else 0) | (MAGIC_DELETE if delete else 0),
+            MAGIC_PLAIN
+            | (MAGIC_ROLL if roll else 0)
+            | (MAGIC_DELETE if delete else 0)
+            | (MAGIC_COPY if copy else 0),
             written_ms,
             _i32(slot_ms - written_ms),
             offset,
@@ -127,7 +136,7 @@ class TimerStore:
         )
         if unit.delay_ms != slot_ms - written_ms:  # the delay does not fit 32 bits
             unit = unit._replace(written_ms=slot_ms, delay_ms=0)
-        self.wheel.add(slot_ms, self.log.append(unit), -1 if delete else 1)
+        self.wheel.add(slot_ms, self.log.append(unit), _change(unit))
         return unit
 
     def pass_slots(self, to_ms: int) -> None:
@@ -285,7 +294,8 @@ class TimerStore:
         last = found[-1][1] if found else None if check.ours or end == 0 else self._last_unit(end)
         if last is not None:
             offset = queue_offset_of(last.offset)
-            queue_offset = offset + 1 if offset is not None else queue_offset
+            if offset is not None:  # after a copy, the unit that counts is still to be added
+                queue_offset = offset if last.magic & MAGIC_COPY else offset + 1
         self.progress = TimerProgress(read_ms, end, queue_offset, recorded.due_ms, recorded.done)
         self.checkpointed = self.progress
 
@@ -412,6 +422,8 @@ class TimerStore:
 
 def _change(unit: Unit) -> int:
     """By how much a unit changes the number of waiting messages."""
+    if unit.magic & MAGIC_COPY:
+        return 0
     return -1 if unit.magic & MAGIC_DELETE else 1
 
 

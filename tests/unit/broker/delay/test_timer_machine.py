@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.store.timer.timer_wheel import TimerWheel
 from penstock.testing import FaultyDisk
 from tests.depth import rounds
+from tests.unit.broker.broker_kit import NOW_MS
 from tests.unit.broker.delay.timer_kit import (
     advance,
     advance_in_steps,
@@ -116,12 +117,12 @@ class TimerMachine(RuleBasedStateMachine):
         self.env = open_broker(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
 
     @rule(
-        lost=st.sampled_from(["timerlog", "timerwheel", "", ""]),
+        lost=st.sampled_from(["timerlog", "timerwheel", "", "", "clock"]),
         clean=st.booleans(),
         ms=st.sampled_from([0, 700, 30_000, 4_000_000]),
     )
     def rebuild(self, lost: str, clean: bool, ms: int) -> None:
-        """Files are lost, or slots get another length."""
+        """Files are lost, slots get another length, or the clock is behind at the start."""
         self.killed = True  # messages of the last millisecond may be delivered twice
         now_ms = self.env.now_ms + ms
         self.env.store.publish()
@@ -129,14 +130,17 @@ class TimerMachine(RuleBasedStateMachine):
             self.env.close()
         else:
             crash(self.env)
-        path = self.root / (lost or "timerlog")
-        if not lost:
+        path, start_ms = self.root / (lost or "timerlog"), now_ms
+        if lost == "clock":
+            start_ms = NOW_MS
+        elif not lost:
             self.options["timer_precision_ms"] = 1100 - self.options["timer_precision_ms"]
         elif path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-        self.env = open_broker(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
+        self.env = open_broker(self.root, start_ms, disk=FaultyDisk(self.root), **self.options)
+        self.env.now_ms = now_ms
 
     @invariant()
     def nothing_is_early_or_recalled(self) -> None:

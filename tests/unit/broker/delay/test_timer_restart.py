@@ -67,6 +67,21 @@ def test_a_clean_stop_neither_loses_nor_duplicates(tmp_path: Path, passed_ms: in
     env.close()
 
 
+def test_a_clean_stop_long_after_the_first_start_rebuilds_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = prepare(tmp_path)
+    advance(env, 30_000)
+    send(env, 1, b"last")
+    advance(env, 1)
+    caplog.clear()
+    env = restart(env)
+    assert "rebuilding" not in caplog.text
+    advance(env, 40_000)
+    assert bodies(env) == [*ALL[:7], b"last", *ALL[7:]]
+    env.close()
+
+
 def test_a_stop_between_two_messages_of_one_millisecond(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,6 +420,40 @@ def test_recalls_survive_kill_and_lost_files(tmp_path: Path) -> None:
     env = open_broker(tmp_path, now_ms)
     advance(env, 3000)
     assert set(bodies(env)) == set(ALL)
+    env.close()
+
+
+DELAYS_MS = range(5050, 7050, 50)
+
+
+@pytest.mark.parametrize(
+    ("before_ms", "after_ms"), [(1000, 100), (1000, 300), (200, 500), (100, 1000), (700, 1000)]
+)
+@pytest.mark.parametrize("stop_ms", [0, 20, 5130, 5640])
+def test_a_recall_after_slots_got_another_length(
+    tmp_path: Path, before_ms: int, after_ms: int, stop_ms: int
+) -> None:
+    """A handle contains the slot of the send, which may be longer than those of the recall."""
+    env = open_broker(tmp_path, timer_precision_ms=before_ms)
+    env.send(body=b"x")
+    handles = [handle_of(send(env, delay_ms, b"no")) for delay_ms in DELAYS_MS]
+    send(env, 5500, b"yes")
+    advance(env, 1000)
+    now_ms = env.now_ms
+    env.close()
+    env = open_broker(tmp_path, now_ms, timer_precision_ms=after_ms)
+    advance(env, 100)
+    for handle in handles:
+        assert recall(env, handle).code == 0
+    flush(env)
+    if stop_ms:
+        advance(env, stop_ms - 20)
+        env.store.publish()
+        crash(env)
+        env = open_broker(tmp_path, now_ms + stop_ms, timer_precision_ms=after_ms)
+    advance(env, 10_000)
+    assert set(bodies(env)) == {b"x", b"yes"}
+    assert env.broker.timers.metrics.counts.get("T", 0) == 0
     env.close()
 
 

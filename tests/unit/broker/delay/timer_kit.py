@@ -15,7 +15,7 @@ from penstock.wire.codes import RequestCode
 from penstock.wire.message import StoredMessage, decode_messages
 from tests.store_kit import small_config
 from tests.unit.broker.admin.admin_kit import PlainDisk
-from tests.unit.broker.broker_kit import BrokerFixture
+from tests.unit.broker.broker_kit import NOW_MS, BrokerFixture
 
 TIMER = "rmq_sys_wheel_timer"
 SECOND_MS, HOUR_MS, DAY_MS = 1000, 3_600_000, 86_400_000
@@ -39,13 +39,11 @@ class QuickDisk(PlainDisk):
 
 
 def open_broker(
-    root: Path, now_ms: int | None = None, *, disk: Disk | None = None, **store: Any
+    root: Path, now_ms: int = NOW_MS, *, disk: Disk | None = None, **store: Any
 ) -> BrokerFixture:
+    """Start a broker whose clock shows `now_ms`."""
     with patch("tests.unit.broker.broker_kit.PlainDisk", lambda: disk or QuickDisk()):
-        env = BrokerFixture(root, timer_settings(**store))
-    if now_ms is not None:
-        env.now_ms = now_ms
-    return env
+        return BrokerFixture(root, timer_settings(**store), now_ms=now_ms)
 
 
 def send(env: BrokerFixture, delay_ms: int, body: bytes = b"", **rest: Any) -> Reply:

@@ -326,6 +326,34 @@ def test_units_of_messages_lost_in_a_power_cut_are_removed(tmp_path: Path) -> No
     again.close()
 
 
+@pytest.mark.parametrize(
+    ("written", "queue_offset", "count"), [(1, 1, 1), (2, 1, 1), (3, 1, 1), (4, 2, 0)]
+)
+def test_a_message_of_several_units_is_read_again_if_one_is_missing(
+    tmp_path: Path, written: int, queue_offset: int, count: int
+) -> None:
+    files = make_store(tmp_path)
+    add(files, NOW_MS + 5000, 0)
+    save_checkpoint(files, 1)
+    for slot_ms in (NOW_MS + 7000, NOW_MS + 6000, NOW_MS + 5000):
+        files.add(
+            slot_ms, NOW_MS, offset=100, size=100, topic_hash=1, due_ms=NOW_MS + 5001,
+            roll=False, delete=True, copy=slot_ms != NOW_MS + 5000,
+        )  # fmt: skip
+    assert files.wheel.total() == 0
+    files.flush_job(None, 0)()
+    files.close()
+    path = tmp_path / "timerlog" / ("0" * 20)
+    data = path.read_bytes()
+    path.write_bytes(data[: written * UNIT_BYTES].ljust(len(data), b"\0"))
+    (tmp_path / "timerwheel").unlink()
+    again = make_store(tmp_path)
+    assert again.open(1000, lambda offset: offset // 100, NOW_MS)
+    assert again.progress.queue_offset == queue_offset
+    assert again.wheel.total() == count
+    again.close()
+
+
 def test_distant_messages_are_rolled_and_the_wheel_is_never_overrun(tmp_path: Path) -> None:
     files = make_store(tmp_path)
     window_ms = 3_600_000
