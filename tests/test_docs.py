@@ -103,6 +103,7 @@ def test_every_command_is_on_a_page(command: str) -> None:
         ("running.md", ("up", "nameserver", "broker", "controller")),
         ("security.md", ("user", "acl")),
         ("messages.md", ("message", "explain", "dlq")),
+        ("console.md", ("console",)),
         ("cli.md", CLI_NOUNS),
     ],
 )

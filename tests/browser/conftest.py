@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -100,16 +101,17 @@ def open_page(browser: Browser, url: str) -> Iterator[Open]:
 
 
 def record_run(directory: Path) -> None:
-    """The record of a pipeline that runs."""
+    """The record of a pipeline that runs since 24 minutes and some seconds."""
+    began_ms = time.time_ns() // 1_000_000 - 24 * 60_000 - 9_000
     recorder = RunRecorder(
         directory,
         PipelineRun(
             id="4f2a11c0", pipeline="lake", options={"topics": "orders", "lake": "/data/lake"},
             nameserver="127.0.0.1:9876", pid=os.getpid(), host=os.uname().nodename,
-            started_ms=1_795_000_000_000, updated_ms=1_795_000_000_000,
+            started_ms=began_ms, updated_ms=began_ms,
         ),
     )  # fmt: skip
     for number in range(24):
-        rows = 40_000 + number * 977 % 13_000
-        at_ms = 1_795_000_060_000 + number * 60_000
+        rows = 40_000 + number * 7_919 % 23_000
+        at_ms = began_ms + (number + 1) * 60_000
         recorder.batch(RunBatch(at_ms, "", number, rows, 1.9 + number % 5 * 0.1, 120))

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 from playwright.sync_api import Browser, Page
 
 from .browser_kit import WAIT_MS, chromium, open_browser
+from .conftest import record_run
 from .servers import start_cluster, start_console
 from .traffic import Traffic
 
@@ -23,7 +24,7 @@ IMAGES = Path(__file__).parent.parent.parent / "docs" / "images"
 SIZES = {"wide": (1440, 900), "narrow": (390, 844)}
 WARM_UP_S = 75.0
 """How long there is traffic before the first screenshot, so that charts have a line."""
-COLOURS = 128
+COLOURS = 256
 
 
 def pages(traffic: Traffic) -> dict[str, tuple[str, str]]:
@@ -53,12 +54,17 @@ def main() -> None:
     assert path is not None, "install chromium"
     IMAGES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as data, open_browser(path) as browser:
-        cluster, nameserver = start_cluster(Path(data) / "cluster", "--brokers", 2)
-        console, url = start_console(nameserver, Path(data) / "console")
+        cluster, nameserver = start_cluster(Path(data) / "cluster", "--replicas", 3)
+        runs = Path(data) / "runs"
+        record_run(runs)
+        console, url = start_console(nameserver, Path(data) / "console", "--pipelines", runs)
         traffic = Traffic(nameserver)
         try:
             traffic.start()
-            time.sleep(WARM_UP_S if not wanted or "home" in wanted else 8)
+            watching = browser.new_page()  # the console measures groups while somebody looks
+            watching.goto(url)
+            watching.wait_for_timeout(1000 * (WARM_UP_S if not wanted or "home" in wanted else 8))
+            watching.close()
             for name, (page, ready) in pages(traffic).items():
                 if not wanted or name in wanted:
                     take(browser, url + page, ready, name)
@@ -86,10 +92,15 @@ def take(browser: Browser, url: str, ready: str, name: str) -> None:
 
 
 def save(page: Page, path: Path) -> None:
-    """Write a PNG with few colours, which is a third of the size."""
+    """Write a PNG with the most frequent colours, which is a third of the size."""
     picture = Image.open(BytesIO(page.screenshot(full_page=True))).convert("RGB")
-    picture = picture.crop((0, 0, picture.width, min(picture.height, picture.width * 3)))
-    picture.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    tallest = 1100 if picture.width > 1000 else 1700
+    picture = picture.crop((0, 0, picture.width, min(picture.height, tallest)))
+    counted: Any = picture.getcolors(picture.width * picture.height)
+    colours = [colour for _, colour in sorted(counted, reverse=True)[:COLOURS]]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([value for colour in colours for value in colour])
+    picture.quantize(palette=palette, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 if __name__ == "__main__":

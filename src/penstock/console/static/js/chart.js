@@ -3,9 +3,8 @@
 import { h, s, show } from "./dom.js";
 import { clockText, timeText } from "./format.js";
 
-const W = 640;
 const H = 190;
-const LEFT = 62;
+const LEFT = 72;
 const RIGHT = 10;
 const TOP = 10;
 const BOTTOM = 24;
@@ -34,6 +33,8 @@ export function lineChart({ times, series, text, least = 1, marksOf = steps, emp
   if (times.length < 2 || !values.length) {
     return h("div", { class: "empty" }, h("p", {}, empty || "There are no samples yet. The chart fills while the console runs."));
   }
+  const narrow = innerWidth < 820;
+  const W = narrow ? 380 : 640;  // text keeps its size on a phone
   const marks = marksOf(Math.max(least, ...values));
   const top = marks[marks.length - 1];
   const [first, last] = [times[0], times[times.length - 1]];
@@ -46,7 +47,7 @@ export function lineChart({ times, series, text, least = 1, marksOf = steps, emp
       s("text", { x: LEFT - 7, y: y(mark) + 4, "text-anchor": "end" }, text(mark)),
     );
   }
-  const ticks = 5;
+  const ticks = narrow ? 3 : 5;
   for (let i = 0; i < ticks; i += 1) {
     const ms = first + ((last - first) * i) / (ticks - 1);
     const anchor = i === 0 ? "start" : i === ticks - 1 ? "end" : "middle";
@@ -63,7 +64,7 @@ export function lineChart({ times, series, text, least = 1, marksOf = steps, emp
       root.append(s("polyline", { class: `line s${number}`, points: points.join(" ") }));
     }
   });
-  return withCursor(root, { times, series, text, x, y });
+  return withCursor(root, W, { times, series, text, x, y });
 }
 
 // The unbroken runs of known values: an unknown value is a gap.
@@ -80,7 +81,7 @@ function runs(times, values) {
   return found;
 }
 
-function withCursor(root, { times, series, text, x, y }) {
+function withCursor(root, W, { times, series, text, x, y }) {
   const tip = h("div", { class: "chart-tip", hidden: true });
   const layer = s("g", {});
   root.append(layer);

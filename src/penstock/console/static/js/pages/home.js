@@ -85,7 +85,9 @@ function alarmPanel(at) {
     if (!at.topics) {
       return panel("First steps", empty("There are no topics yet", "Send a first message, then look at it on the page Messages.", `penstock send -n ${at.nameservers[0]} Greetings "Hello, Penstock"`));
     }
-    return panel("Alarms", h("div", { class: "alarms" }, h("div", { class: "alarm" }, h("span", { class: "badge good" }, "all well"), h("span", {}, "All brokers answer, and no group is more than a minute behind."))));
+    const missing = at.groups - at.groups_measured;
+    const text = missing ? `All brokers answer. The lag of ${countText(missing)} of ${countText(at.groups)} groups is not known yet.` : "All brokers answer, and no group is more than a minute behind.";
+    return panel("Alarms", h("div", { class: "alarms" }, h("div", { class: "alarm" }, missing ? h("span", { class: "badge" }, "no alarms so far") : h("span", { class: "badge good" }, "all well"), h("span", {}, text))));
   }
   return panel(
     "Alarms",

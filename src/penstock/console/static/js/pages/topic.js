@@ -50,7 +50,7 @@ function view(at) {
       stat("Messages", compact(at.messages), { note: "stored now", id: "messages" }),
       stat("Stored", rate(at.rate_in), { id: "rate" }),
       stat("Last message", ago(last), {}),
-      stat("Queues", String(at.queues.length), { note: `on ${Object.keys(at.brokers).length} brokers`, id: "queues" }),
+      stat("Queues", String(at.queues.length), { note: `on ${Object.keys(at.brokers).join(", ")}`, id: "queues" }),
       stat("Groups", String(at.groups.length), { note: "consume it" }),
     ),
     h("div", { class: "columns wide-left" }, queues(at), h("div", { class: "stack" }, groups(at), brokers(at))),
