@@ -19,7 +19,7 @@ setup: .venv/compiled.stamp ## create .venv, install the dependencies, compile t
 	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11 or newer on the PATH"; exit 1; }
 	@echo "== set-up: virtual environment and packages ($(PYTHON))"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@PENSTOCK_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[otel,spark,dev]'
+	@PENSTOCK_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[console,otel,spark,dev]'
 	@touch $@
 
 .venv/compiled.stamp: .venv/env.stamp $(COMPILED)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.client.admin.async_admin import AsyncAdmin
 from penstock.console.jobs import Jobs
+from penstock.console.monitoring.watch import ClusterWatch
 from penstock.console.reset_plans import ResetPlans
 from penstock.console.security.accounts import Accounts, Login, LoginSource, Role
 from penstock.console.security.audit import AuditLog
@@ -16,7 +17,6 @@ from penstock.console.security.database import Database
 from penstock.console.security.login_limit import LoginLimit
 from penstock.console.security.sessions import Sessions
 from penstock.console.settings import ConsoleSettings, Logins
-from penstock.console.watch import ClusterWatch
 
 ANYBODY = Login("local", Role.ADMIN)
 """The user of a console without logins: whoever has access to this machine."""

@@ -23,9 +23,9 @@ from penstock.client.admin.async_admin import (
 )
 from penstock.console.app import create_app
 from penstock.console.context import Console, create_console
-from penstock.console.history import History
+from penstock.console.monitoring.history import History
+from penstock.console.monitoring.snapshot import GroupFigures, Snapshot, TopicFigures
 from penstock.console.settings import ConsoleSettings
-from penstock.console.snapshot import GroupFigures, Snapshot, TopicFigures
 
 T = TypeVar("T")
 

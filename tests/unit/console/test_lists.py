@@ -10,8 +10,7 @@ from penstock.client.admin.async_admin import QueueMove, ResetPlan, ResetResult,
 from penstock.console.jobs import Jobs
 from penstock.errors import NoPermission, NoRoute, PeerTimeout
 from penstock.wire.bodies.client_bodies import MessageQueue
-
-from .console_kit import (
+from tests.unit.console.console_kit import (
     TestedConsole,
     group,
     group_figures,

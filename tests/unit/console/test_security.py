@@ -8,8 +8,7 @@ import pytest
 from penstock.console.security.accounts import Login, Role
 from penstock.console.settings import ConsoleSettings, Logins
 from penstock.errors import BadSetting
-
-from .console_kit import TestedConsole
+from tests.unit.console.console_kit import TestedConsole
 
 PASSWORD = "correct horse battery"
 

@@ -8,9 +8,9 @@ from penstock.client.diagnosis.resending import plan_resend
 from penstock.client.received_message import ReceivedMessage
 from penstock.console.api.overview import first_snapshot
 from penstock.console.endpoints import ApiError, Call, endpoint
-from penstock.console.message_json import message_row
-from penstock.console.resends import plan_json, start_resend
-from penstock.console.resume_token import decode_resume, encode_resume
+from penstock.console.messages.message_json import message_row
+from penstock.console.messages.resends import plan_json, start_resend
+from penstock.console.messages.resume_token import decode_resume, encode_resume
 from penstock.console.security.accounts import Role
 from penstock.errors import InvalidParameter
 from penstock.wire.bodies.client_bodies import MessageQueue

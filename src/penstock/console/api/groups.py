@@ -7,11 +7,11 @@ from penstock.client.admin.async_admin import GroupInfo
 from penstock.client.diagnosis.explain import explain_group
 from penstock.console.api.overview import first_snapshot
 from penstock.console.endpoints import Call, endpoint
-from penstock.console.facts import facts_json
-from penstock.console.lag import group_lag, group_lag_ms, queue_lag, queue_lag_ms
+from penstock.console.messages.facts import facts_json
+from penstock.console.monitoring.lag import group_lag, group_lag_ms, queue_lag, queue_lag_ms
+from penstock.console.monitoring.snapshot import Snapshot
 from penstock.console.paging import PARAMETERS, page_of
 from penstock.console.security.accounts import Role
-from penstock.console.snapshot import Snapshot
 from penstock.errors import GroupNotExist, InvalidParameter, PenstockError
 from penstock.wire.codes import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 

@@ -11,13 +11,13 @@ from penstock.client.diagnosis.search import find_messages
 from penstock.client.diagnosis.values import Explanation, MessagePlace
 from penstock.client.received_message import ReceivedMessage
 from penstock.console.endpoints import ApiError, Call, endpoint
-from penstock.console.facts import facts_json
-from penstock.console.message_json import message_detail, message_row
-from penstock.console.resends import plan_json, start_resend
-from penstock.console.resume_token import decode_resume, encode_resume
-from penstock.console.search_text import SearchText, parse_search
+from penstock.console.messages.facts import facts_json
+from penstock.console.messages.message_json import message_detail, message_row
+from penstock.console.messages.resends import plan_json, start_resend
+from penstock.console.messages.resume_token import decode_resume, encode_resume
+from penstock.console.messages.search_text import SearchText, parse_search
+from penstock.console.messages.traces import read_trace
 from penstock.console.security.accounts import Role
-from penstock.console.traces import read_trace
 from penstock.errors import InvalidParameter
 from penstock.wire.bodies.client_bodies import MessageQueue
 

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 
 from penstock.client.admin.admin_values import TopicKind
-from penstock.console.alarms import find_alarms
 from penstock.console.endpoints import Call, endpoint
+from penstock.console.monitoring.alarms import find_alarms
 
 FIRST_SNAPSHOT_S = 0.6
 """How long the first page waits for the first snapshot."""

@@ -9,8 +9,8 @@ from starlette.responses import StreamingResponse
 
 from penstock.client.received_message import ReceivedMessage
 from penstock.console.endpoints import Call, endpoint
-from penstock.console.message_json import message_row
-from penstock.console.search_text import SearchText, parse_search
+from penstock.console.messages.message_json import message_row
+from penstock.console.messages.search_text import SearchText, parse_search
 from penstock.errors import InvalidParameter, PenstockError
 
 EVERY_S = 0.1

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from penstock.console.decoders import decode_body, summary
+from penstock.console.messages.decoders import decode_body, summary
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Messages as JSON: a row of a list, or all that is known about one."""
 
 from penstock.client.received_message import ReceivedMessage
-from penstock.console.decoders import decode_body, summary
+from penstock.console.messages.decoders import decode_body, summary
 from penstock.errors import CompressionError
 from penstock.wire.codes import PROPERTY_TRANSACTION_PREPARED, RESERVED_PROPERTIES
 

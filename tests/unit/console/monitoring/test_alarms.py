@@ -7,11 +7,10 @@ from penstock.client.admin.async_admin import (
     ReplicaStatus,
     TopicKind,
 )
-from penstock.console.alarms import duration_text, find_alarms
-from penstock.console.snapshot import Snapshot
+from penstock.console.monitoring.alarms import duration_text, find_alarms
+from penstock.console.monitoring.snapshot import Snapshot
 from penstock.errors import PeerUnreachable
-
-from .console_kit import (
+from tests.unit.console.console_kit import (
     BROKER,
     broker_state,
     group,

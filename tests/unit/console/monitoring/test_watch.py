@@ -9,14 +9,13 @@ import pytest
 
 from penstock.client.admin.admin_core import BrokerResults
 from penstock.client.admin.async_admin import ClusterState, GroupMembers, GroupProgress
-from penstock.console import watch as watch_module
-from penstock.console.watch import GROUPS_PER_INTERVAL, TOPICS_PER_INTERVAL, ClusterWatch
+from penstock.console.monitoring import watch as watch_module
+from penstock.console.monitoring.watch import GROUPS_PER_INTERVAL, TOPICS_PER_INTERVAL, ClusterWatch
 from penstock.errors import PeerUnreachable
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import TopicOffset, TopicStatsTable
 from penstock.wire.bodies.client_bodies import MessageQueue
-
-from .console_kit import BROKER, FakeAdmin, broker_state, group, topic
+from tests.unit.console.console_kit import BROKER, FakeAdmin, broker_state, group, topic
 
 
 def stats(stored: int) -> Callable[..., Any]:

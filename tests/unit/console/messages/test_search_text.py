@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from penstock.console.search_text import SearchText, parse_search
+from penstock.console.messages.search_text import SearchText, parse_search
 from penstock.errors import InvalidParameter
 
 ID = "7F00000100002A9F0000000000001F8F"

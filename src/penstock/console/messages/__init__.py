@@ -1,0 +1,1 @@
+"""Messages as the console shows them: search, decoders, traces, explanations, resends."""

@@ -1,0 +1,1 @@
+"""What the console knows of the cluster: snapshots, their history, lag and alarms."""
