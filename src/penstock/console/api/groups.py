@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from penstock.client.admin.admin_values import QueueProgress
 from penstock.client.admin.async_admin import GroupInfo
 from penstock.client.diagnosis.explain import explain_group
 from penstock.console.api.overview import first_snapshot
@@ -93,25 +94,28 @@ async def describe(call: Call) -> object:
             for one in members.subscriptions
         ],
         "topics": sorted({one.queue.topic for one in progress.queues}),
-        "queues": [
-            {
-                "topic": one.queue.topic,
-                "broker": one.queue.broker_name,
-                "queue": one.queue.queue_id,
-                "max_offset": one.max_offset,
-                "committed": one.committed,
-                "pulled": one.pulled,
-                "lag": queue_lag(one),
-                "lag_ms": queue_lag_ms(one),
-                "consumed_ms": one.consumed_ms,
-                **owners.get((one.queue.topic, one.queue.broker_name, one.queue.queue_id), _NOBODY),
-            }
-            for one in progress.queues
-        ],
+        "queues": [_queue_row(one, owners) for one in progress.queues],
         "settings": {
             broker: {field: getattr(settings, field) for field in _CHANGES}
             for broker, settings in (info.brokers if info is not None else {}).items()
         },
+    }
+
+
+def _queue_row(one: QueueProgress, owners: "Owners") -> dict[str, object]:
+    """The progress in a queue, and which member has it."""
+    queue = one.queue
+    return {
+        "topic": queue.topic,
+        "broker": queue.broker_name,
+        "queue": queue.queue_id,
+        "max_offset": one.max_offset,
+        "committed": one.committed,
+        "pulled": one.pulled,
+        "lag": queue_lag(one),
+        "lag_ms": queue_lag_ms(one),
+        "consumed_ms": one.consumed_ms,
+        **owners.get((queue.topic, queue.broker_name, queue.queue_id), _NOBODY),
     }
 
 
