@@ -108,10 +108,15 @@ async def describe(call: Call) -> object:
             }
             for one in progress.queues
         ],
-        "settings": {
-            broker: {field: getattr(settings, field) for field in _CHANGES}
-            for broker, settings in (info.brokers if info is not None else {}).items()
-        },
+        "settings": _settings(info) if info is not None else {},
+    }
+
+
+def _settings(info: GroupInfo) -> dict[str, dict[str, Any]]:
+    """The settings of a group on each broker."""
+    return {
+        broker: {field: getattr(settings, field) for field in _CHANGES}
+        for broker, settings in info.brokers.items()
     }
 
 
