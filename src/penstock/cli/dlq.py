@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -37,8 +39,34 @@ def dlq() -> None:
     """Dead letters of a group: messages that its consumers could not handle."""
 
 
+@dataclass(frozen=True)
+class Selection:
+    """Which dead letters of a group a command is about."""
+
+    ids: tuple[str, ...] = ()
+    key: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    tags: str = "*"
+    count_max: int | None = None
+
+    async def read(self, admin: "AsyncAdmin", group: str) -> "SearchResult":
+        from penstock.client.diagnosis import select_dead_letters
+
+        if self.ids and (self.key or self.since or self.until):
+            raise click.UsageError("--id can't be used with --key, --since or --until")
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        return await select_dead_letters(admin, group, **given)
+
+
 def _selection(command: F) -> F:
-    """Add the options that select dead letters."""
+    """Add the options that select dead letters; the command gets a `selection`."""
+
+    @wraps(command)
+    def with_selection(*arguments: Any, **given: Any) -> Any:
+        chosen = {field.name: given.pop(field.name) for field in fields(Selection)}
+        return command(*arguments, selection=Selection(**chosen), **given)
+
     for option in (
         count_option,
         click.option("-t", "--tags", default="*", help='Only with these tags: "a || b".'),
@@ -46,8 +74,8 @@ def _selection(command: F) -> F:
         click.option("-k", "--key", help="Only with this key."),
         click.option("--id", "ids", multiple=True, metavar="ID", help="This one. Can be repeated."),
     ):
-        command = option(command)
-    return command
+        with_selection = option(with_selection)
+    return cast(F, with_selection)
 
 
 @dlq.command(name="list")
@@ -58,16 +86,11 @@ def _selection(command: F) -> F:
 def list_letters(
     cluster: ClusterOptions,
     group: str,
-    ids: tuple[str, ...],
-    key: str | None,
-    since: datetime | None,
-    until: datetime | None,
-    tags: str,
-    count_max: int | None,
+    selection: Selection,
     as_json: bool,
 ) -> int:
     """List the dead letters of GROUP, oldest first."""
-    found = run(_select(cluster, group, ids, key, since, until, tags, count_max))
+    found = run(_select(cluster, group, selection))
     if as_json:
         print_json([stored_json(letter) for letter in found.messages])
     elif found.messages:
@@ -93,7 +116,7 @@ def list_letters(
 @json_option
 def show(cluster: ClusterOptions, group: str, message_id: str, form: str, as_json: bool) -> int:
     """Show one dead letter of GROUP with its properties and its body."""
-    found = run(_select(cluster, group, (message_id,), None, None, None, "*", None))
+    found = run(_select(cluster, group, Selection(ids=(message_id,))))
     if not found.messages:
         print_partial(found.partial)
         return NOT_KNOWN if len(found.partial) > 1 else NO
@@ -117,12 +140,7 @@ def show(cluster: ClusterOptions, group: str, message_id: str, form: str, as_jso
 def resend(
     cluster: ClusterOptions,
     group: str,
-    ids: tuple[str, ...],
-    key: str | None,
-    since: datetime | None,
-    until: datetime | None,
-    tags: str,
-    count_max: int | None,
+    selection: Selection,
     everything: bool,
     to_topic: bool,
     dry_run: bool,
@@ -134,11 +152,11 @@ def resend(
 
     The plan is printed first. The dead letters stay in their topic: a second run sends them again.
     """
-    if not (ids or key or since or until or everything or tags != "*"):
+    if not everything and selection == Selection(count_max=selection.count_max):
         raise click.UsageError("give --id, --key, --since, --until, --tags or --all")
 
     async def select(admin: "AsyncAdmin") -> "SearchResult":
-        return await _letters(admin, group, ids, key, since, until, tags, count_max)
+        return await selection.read(admin, group)
 
     return plan_and_send(
         cluster,
@@ -166,16 +184,11 @@ def resend(
 def export(
     cluster: ClusterOptions,
     group: str,
-    ids: tuple[str, ...],
-    key: str | None,
-    since: datetime | None,
-    until: datetime | None,
-    tags: str,
-    count_max: int | None,
+    selection: Selection,
     output: IO[str],
 ) -> int:
     """Write dead letters of GROUP as lines of JSON, oldest first."""
-    found = run(_select(cluster, group, ids, key, since, until, tags, count_max))
+    found = run(_select(cluster, group, selection))
     for letter in found.messages:
         output.write(json.dumps(stored_json(letter), ensure_ascii=False) + "\n")
     click.echo(f"exported {len(found.messages):,} dead letters of {group}", err=True)
@@ -183,26 +196,6 @@ def export(
     return 0
 
 
-async def _select(cluster: ClusterOptions, *arguments: Any) -> "SearchResult":
+async def _select(cluster: ClusterOptions, group: str, selection: Selection) -> "SearchResult":
     async with cluster.admin() as admin:
-        return await _letters(admin, *arguments)
-
-
-async def _letters(
-    admin: "AsyncAdmin",
-    group: str,
-    ids: tuple[str, ...],
-    key: str | None,
-    since: datetime | None,
-    until: datetime | None,
-    tags: str,
-    count_max: int | None,
-) -> "SearchResult":
-    from penstock.client.diagnosis import select_dead_letters
-
-    if ids and (key or since or until):
-        raise click.UsageError("--id can't be used with --key, --since or --until")
-    limit = {} if count_max is None else {"count_max": count_max}
-    return await select_dead_letters(
-        admin, group, ids=ids, key=key, since=since, until=until, tags=tags, **limit
-    )
+        return await selection.read(admin, group)
