@@ -31,7 +31,7 @@ COMPILED = (
     "store/index",
     "store/flusher",
     "store/put",
-    "store/received_log",
+    "store/received/received_log",
     "store/get",
     "store/recovery/log_replay",
     "store/tools/log_scan",

@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.table import Table
 from tests.unit.broker.broker_kit import broker_fixture
 
-from penstock.broker.broker_metrics import broker_metrics
-from penstock.broker.group_lags import GroupLags
+from penstock.broker.metrics.broker_metrics import broker_metrics
+from penstock.broker.metrics.group_lags import GroupLags
 from penstock.clock import LoopClock
-from penstock.server.probe import Probe
-from penstock.server.scrape import read_lags
+from penstock.server.metrics.probe import Probe
+from penstock.server.metrics.scrape import read_lags
 from penstock.wire.record import Record
 
 QUEUES = 10_000

@@ -55,7 +55,7 @@ from penstock.broker.pop.pop_request import (
     NEWEST_QUEUES_MAX,
     WAIT_MS_MAX,
 )
-from penstock.broker.pull import SUSPEND_MS_MAX
+from penstock.broker.pull.pull_message import SUSPEND_MS_MAX
 from penstock.broker.query import ENTRIES_MAX as VIEW_ENTRIES_MAX
 from penstock.broker.query import UNIQUE_MAX
 from penstock.broker.request_reply import PUSH_MS
@@ -63,8 +63,8 @@ from penstock.broker.retry.consumer_send_back import FIRST_LEVEL
 from penstock.broker.topics import QUEUES_MAX
 from penstock.broker.transaction.check_back import CHECKS_IN_FLIGHT_MAX, MOVE_AFTER, RECONNECT_MS
 from penstock.broker.transaction.half_messages import OUTCOMES_MAX
-from penstock.cli.supervisor import DELAY_S, DELAY_S_MAX
-from penstock.cli.up import BROKERS_MAX
+from penstock.cli.servers.supervisor import DELAY_S, DELAY_S_MAX
+from penstock.cli.servers.up import BROKERS_MAX
 from penstock.config import Settings, delays_ms
 from penstock.controller.broker_set import HISTORY_MAX
 from penstock.controller.broker_set import REPLICAS_MAX as CONTROLLER_REPLICAS_MAX

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.clock import LoopClock
 from penstock.config import BrokerConfig, LiveSettings, Settings
-from penstock.server.nameserver_registration import NameServerRegistration
+from penstock.server.registration.nameserver_registration import NameServerRegistration
 from penstock.transport.peer import Peer
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import ClusterInfo, DataVersion, TopicConfig, TopicRouteData

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from penstock.config import StoreConfig
-from penstock.store.consumer_offset_table import ConsumerOffsetTable
 from penstock.store.get import FOUND
 from penstock.store.put import PUT_OK
 from penstock.store.store import MessageStore
-from penstock.store.tables import ConfigFile, TopicTable
+from penstock.store.tables.config_tables import ConfigFile, TopicTable
+from penstock.store.tables.consumer_offset_table import ConsumerOffsetTable
 from penstock.wire.bodies.client_bodies import TopicConfig
 from penstock.wire.compression import decompress
 from penstock.wire.output import Output

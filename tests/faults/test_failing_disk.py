@@ -12,7 +12,7 @@ from penstock.rpc.persistence import Persistence
 from penstock.store.disk import Disk, disk_failure
 from penstock.store.put import PUT_OK, REFUSED
 from penstock.store.store import MessageStore
-from penstock.store.tables import TopicTable
+from penstock.store.tables.config_tables import TopicTable
 from penstock.testing import FaultyDisk
 from penstock.wire.bodies.client_bodies import TopicConfig
 from tests.store_kit import (

@@ -9,7 +9,7 @@ from penstock import AsyncProducer, Message
 from penstock.client.client_options import ClientKeywords
 from penstock.config import AccessConfig, NameServerConfig, Settings
 from penstock.errors import PenstockError
-from penstock.server.nameserver_service import NameServerService
+from penstock.server.services.nameserver_service import NameServerService
 from penstock.transport.peer import Peer, Response
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.message import encode_properties

@@ -11,9 +11,9 @@ import pytest
 
 from penstock.config import BrokerConfig, LiveSettings, NameServerConfig, Settings
 from penstock.errors import BrokerNameTaken
-from penstock.server.broker_service import BrokerService
-from penstock.server.nameserver_registration import NameServerRegistration
-from penstock.server.nameserver_service import NameServerService
+from penstock.server.registration.nameserver_registration import NameServerRegistration
+from penstock.server.services.broker_service import BrokerService
+from penstock.server.services.nameserver_service import NameServerService
 from penstock.testing.clock import VirtualClock
 from penstock.wire.bodies.client_bodies import DataVersion, TopicConfig
 from penstock.wire.bodies.registration_bodies import RegisterBrokerBody
@@ -24,7 +24,7 @@ from tests.integration.test_broker_service import free_port
 from tests.store_kit import small_config
 
 A, B = "10.0.0.1:10911", "10.0.0.2:10911"
-LOGGER = "penstock.server.nameserver_registration"
+LOGGER = "penstock.server.registration.nameserver_registration"
 
 
 @asynccontextmanager

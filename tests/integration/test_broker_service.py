@@ -15,8 +15,8 @@ import pytest
 from penstock.client import AsyncAdmin
 from penstock.config import AccessConfig, BrokerConfig, Settings, StoreConfig
 from penstock.errors import BadSetting
-from penstock.server.broker_service import BrokerService
-from penstock.server.nameserver_service import NameServerService
+from penstock.server.services.broker_service import BrokerService
+from penstock.server.services.nameserver_service import NameServerService
 from penstock.store.disk import POOL_THREADS, STAT_BLOCK_BYTES, Disk
 from penstock.transport.peer import Peer, Response
 from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
@@ -380,7 +380,7 @@ def test_a_new_broker_takes_little_of_the_disk_and_reports_it(
             for number in range(10):
                 assert (await send(peer, number)).code == 0
 
-    with caplog.at_level(logging.INFO, "penstock.server.opened_store"):
+    with caplog.at_level(logging.INFO, "penstock.server.services.opened_store"):
         run(body())
     assert "the log holds 0.0 MiB; log and index take 8.0 MiB of the disk" in caplog.text
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

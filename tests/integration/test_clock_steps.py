@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.config import BrokerConfig, NameServerConfig, ServerConfig, Settings
-from penstock.server.broker_service import BrokerService
-from penstock.server.nameserver_service import NameServerService
+from penstock.server.services.broker_service import BrokerService
+from penstock.server.services.nameserver_service import NameServerService
 from penstock.testing.clock import VirtualClock
 from penstock.transport.peer import Peer, Response
 from penstock.wire import fastjson

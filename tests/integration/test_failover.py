@@ -14,10 +14,10 @@ from penstock.client import AsyncAdmin
 from penstock.config import BrokerConfig, ControllerConfig, NameServerConfig, Settings
 from penstock.config.replication_settings import ReplicationConfig
 from penstock.errors import PeerError
-from penstock.server.broker_service import BrokerService
 from penstock.server.controller.controller_service import ControllerService
-from penstock.server.nameserver_service import NameServerService
 from penstock.server.replication.replication import Replication
+from penstock.server.services.broker_service import BrokerService
+from penstock.server.services.nameserver_service import NameServerService
 from penstock.transport.peer import Peer
 from penstock.wire.codes import ResponseCode
 from tests.integration.loops import Run, run  # noqa: F401

@@ -12,8 +12,8 @@ import pytest
 
 from penstock.broker.auth.users import SUPER, User
 from penstock.broker.broker import Broker
-from penstock.broker.replica_role import ReplicaRole
-from penstock.broker.replicated_tables import OFFSETS_PER_STEP
+from penstock.broker.replicas.replica_role import ReplicaRole
+from penstock.broker.takeover.replicated_tables import OFFSETS_PER_STEP
 from penstock.config import (
     AccessConfig,
     BrokerConfig,
@@ -22,8 +22,8 @@ from penstock.config import (
     Settings,
 )
 from penstock.replication.metadata import PAGE_MAX
-from penstock.server.broker_service import BrokerService
-from penstock.server.metadata_sync import MetadataSync
+from penstock.server.replication.metadata_sync import MetadataSync
+from penstock.server.services.broker_service import BrokerService
 from penstock.store.store import MessageStore
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (

@@ -12,7 +12,10 @@ import pytest
 from penstock.clock import LoopClock
 from penstock.config import BrokerConfig, LiveSettings, Settings
 from penstock.config.replication_settings import ReplicationConfig
-from penstock.server.nameserver_registration import NameServerRegistration, parse_nameservers
+from penstock.server.registration.nameserver_registration import (
+    NameServerRegistration,
+    parse_nameservers,
+)
 from penstock.testing.clock import VirtualClock
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import DataVersion, QueueData, TopicConfig, TopicRouteData
@@ -398,7 +401,9 @@ def test_failures_are_logged_once_and_retried_with_back_off(
     with caplog.at_level(logging.INFO):
         asyncio.run(body())
     said = [
-        r.message for r in caplog.records if r.name == "penstock.server.nameserver_registration"
+        r.message
+        for r in caplog.records
+        if r.name == "penstock.server.registration.nameserver_registration"
     ]
     assert len(said) == 2
     assert "NO_PERMISSION: who are you" in said[0]

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from penstock.metrics import Registry
-from penstock.server.probe import CONNECTIONS_MAX, REQUEST_BYTES_MAX, Probe, serve_probe
+from penstock.server.metrics.probe import CONNECTIONS_MAX, REQUEST_BYTES_MAX, Probe, serve_probe
 from penstock.testing.clock import VirtualClock
 from tests.integration.loops import Run, run
 

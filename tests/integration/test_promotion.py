@@ -9,17 +9,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.broker.replica_state import ReplicaState
+from penstock.broker.replicas.replica_state import ReplicaState
 from penstock.client import AsyncAdmin
 from penstock.config import BrokerConfig, NameServerConfig, Settings
 from penstock.config.replication_settings import ReplicationConfig
 from penstock.errors import BrokerNameTaken, PeerTimeout, Refused
 from penstock.replication.assigned_role import load_assigned_role
-from penstock.server import broker_service, nameserver_registration
-from penstock.server.broker_service import BrokerService
-from penstock.server.nameserver_service import NameServerService
+from penstock.server.registration import nameserver_registration
 from penstock.server.replication import role_changes
 from penstock.server.replication.replica_calls import ReplicaCalls
+from penstock.server.services import broker_service
+from penstock.server.services.broker_service import BrokerService
+from penstock.server.services.nameserver_service import NameServerService
 from penstock.store.disk import Disk
 from penstock.transport.peer import Peer
 from penstock.wire.codes import ResponseCode

@@ -21,10 +21,10 @@ from penstock.config import (
 )
 from penstock.config.replication_settings import ReplicationConfig
 from penstock.errors import BadSetting, ReplicationError
-from penstock.server.broker_service import BrokerService
-from penstock.server.nameserver_service import NameServerService
 from penstock.server.replication.replica_calls import ReplicaCalls
 from penstock.server.replication.replication import UNSUPERVISED_MAX
+from penstock.server.services.broker_service import BrokerService
+from penstock.server.services.nameserver_service import NameServerService
 from penstock.store.store import MessageStore
 from penstock.transport.peer import Peer
 from penstock.wire.codes import ResponseCode

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.startup import load_settings
+from penstock.cli.servers.startup import load_settings
 from tests.integration.test_up import (
     LOOPBACK,
     Program,

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from penstock.server.route_queries import CACHE_MS, RouteQueries
+from penstock.server.registration.route_queries import CACHE_MS, RouteQueries
 from penstock.testing.clock import VirtualClock
 from penstock.transport.peer import Peer
 from penstock.wire import fastjson

@@ -9,21 +9,21 @@ from typing import Any, cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.broker.broker_metrics import broker_metrics
 from penstock.broker.consumers.client_groups import GroupMember
-from penstock.broker.group_lags import GroupLags
-from penstock.broker.replica_role import ReplicaRole
+from penstock.broker.metrics.broker_metrics import broker_metrics
+from penstock.broker.metrics.group_lags import GroupLags
+from penstock.broker.replicas.replica_role import ReplicaRole
 from penstock.broker.stats import FlowCounter
 from penstock.config import BrokerConfig, LiveSettings, Settings
 from penstock.metrics import Registry, Sample
-from penstock.server.nameserver_registration import NameServerState
-from penstock.server.request_loop import RequestLoop
-from penstock.server.rpc_latency import RpcLatency
-from penstock.server.server_metrics import (
+from penstock.server.metrics.server_metrics import (
     add_process_metrics,
     add_registration_metrics,
     add_server_metrics,
 )
+from penstock.server.registration.nameserver_registration import NameServerState
+from penstock.server.request_loop import RequestLoop
+from penstock.server.rpc_latency import RpcLatency
 from penstock.store.recovery_report import Report
 from tests.unit.broker.broker_kit import broker_fixture
 

@@ -41,14 +41,19 @@ from penstock.broker.delay.delay_levels import Delay
 from penstock.broker.filter.filters import Filters
 from penstock.broker.long_polling import LongPolling
 from penstock.broker.master_services import HandlerFamily, MasterServices, TimedService
-from penstock.broker.pull import PullHandler
+from penstock.broker.pull.pull_message import PullHandler
 from penstock.broker.query import QueryHandlers
-from penstock.broker.replica_role import MASTER_CHANGES, MasterRequests, ReplicaRole, slave_rows
-from penstock.broker.replica_state import ReplicaState
-from penstock.broker.replicated_tables import ReplicatedTables
+from penstock.broker.replicas.replica_role import (
+    MASTER_CHANGES,
+    MasterRequests,
+    ReplicaRole,
+    slave_rows,
+)
+from penstock.broker.replicas.replica_state import ReplicaState
 from penstock.broker.rewrite import MessageRewriter
 from penstock.broker.stats import Stats
-from penstock.broker.takeover import take_over
+from penstock.broker.takeover.replicated_tables import ReplicatedTables
+from penstock.broker.takeover.takeover import take_over
 from penstock.broker.topics import Topics
 from penstock.config import AccessConfig, LiveSettings, Settings
 from penstock.errors import NotMaster, StoreError
@@ -57,14 +62,14 @@ from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.command import Command
 from penstock.rpc.persistence import Persistence
 from penstock.rpc.router import Router, refusal
-from penstock.store.consumer_offset_table import ConsumerOffsetTable
 from penstock.store.store import MessageStore
-from penstock.store.tables import (
+from penstock.store.tables.config_tables import (
     ConfigFile,
     DelayOffsetTable,
     SubscriptionGroupTable,
     TopicTable,
 )
+from penstock.store.tables.consumer_offset_table import ConsumerOffsetTable
 from penstock.wire.bodies.registration_bodies import RegisterBrokerBody
 from penstock.wire.bodies.table_bodies import TopicConfigAndMappingSerializeWrapper
 from penstock.wire.codes import PERM_READ_WRITE

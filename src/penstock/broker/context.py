@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.broker.delay.delay_levels import Delay
     from penstock.broker.filter.filters import Filters
     from penstock.broker.long_polling import LongPolling
-    from penstock.broker.replica_role import ReplicaRole
+    from penstock.broker.replicas.replica_role import ReplicaRole
     from penstock.broker.rewrite import MessageRewriter
     from penstock.broker.stats import Stats
     from penstock.broker.topics import Topics

@@ -25,7 +25,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from penstock.store.store import MessageStore
-from penstock.store.tables import TopicTable
+from penstock.store.tables.config_tables import TopicTable
 from penstock.wire.bodies.admin_bodies import BrokerStatsData, BrokerStatsItem
 from penstock.wire.codes import is_system_topic
 

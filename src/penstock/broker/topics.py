@@ -25,7 +25,7 @@ from penstock.rpc.answers import (
 )
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.store import MessageStore
-from penstock.store.tables import TopicTable
+from penstock.store.tables.config_tables import TopicTable
 from penstock.wire.bodies.client_bodies import TopicConfig
 from penstock.wire.codes import (
     PERM_INHERIT,

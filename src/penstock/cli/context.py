@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from penstock.cli.confirm import confirm, yes_option
-from penstock.cli.context_file import (
+from penstock.cli.contexts.context_file import (
     FLAGS,
     SECRETS,
     TEXTS,
@@ -151,7 +151,7 @@ def _chosen_name() -> str | None:
     """The name of the context that commands use without --context."""
     import os
 
-    from penstock.cli.context_file import VARIABLE
+    from penstock.cli.contexts.context_file import VARIABLE
 
     chosen = os.environ.get(VARIABLE)
     return read_contexts().current if chosen is None else chosen or None

@@ -18,9 +18,9 @@ from penstock.version import VERSION
 
 # name → (module:attribute, short help)
 COMMANDS = {
-    "acl": ("penstock.cli.acl:acl", "Manage access rules: grant, deny, list, get, delete."),
+    "acl": ("penstock.cli.access.acl:acl", "Manage access rules: grant, deny, list, get, delete."),
     "bench": ("penstock.cli.bench.bench_command:bench", "Measure a cluster: send, consume, e2e."),
-    "broker": ("penstock.cli.broker_command:broker", "Run a broker."),
+    "broker": ("penstock.cli.servers.broker_command:broker", "Run a broker."),
     "check": (
         "penstock.cli.health.check_command:check",
         "Check a cluster, for Nagios and Kubernetes.",
@@ -33,23 +33,29 @@ COMMANDS = {
         "penstock.cli.completion:completion",
         "Print the completion script for bash, zsh or fish.",
     ),
-    "console": ("penstock.cli.console_command:console", "Run the web console of a cluster."),
+    "console": (
+        "penstock.cli.servers.console_command:console",
+        "Run the web console of a cluster.",
+    ),
     "context": (
         "penstock.cli.context:context",
         "Manage named contexts: servers and credentials of clusters.",
     ),
-    "controller": ("penstock.cli.controller:controller", "Run a controller."),
+    "controller": ("penstock.cli.servers.controller:controller", "Run a controller."),
     "demo": (
         "penstock.cli.demo.demo_command:demo",
         "Kill a broker under load and recover it, then run Spark pipelines.",
     ),
-    "dlq": ("penstock.cli.dlq:dlq", "Dead letters of a group: list, show, resend, export."),
+    "dlq": (
+        "penstock.cli.messages.dlq:dlq",
+        "Dead letters of a group: list, show, resend, export.",
+    ),
     "doctor": (
         "penstock.cli.health.doctor_command:doctor",
         "Look for mistakes in the set-up of a cluster.",
     ),
     "explain": (
-        "penstock.cli.explain:explain",
+        "penstock.cli.messages.explain:explain",
         "Explain why a message was not consumed, or how a group is.",
     ),
     "export": (
@@ -64,24 +70,27 @@ COMMANDS = {
         "penstock.cli.definitions.definitions_command:import_definitions",
         "Create or change what a file of definitions contains.",
     ),
-    "message": ("penstock.cli.message:message", "Find messages: find, show, resend."),
-    "nameserver": ("penstock.cli.nameserver:nameserver", "Run a NameServer."),
+    "message": ("penstock.cli.messages.message:message", "Find messages: find, show, resend."),
+    "nameserver": ("penstock.cli.servers.nameserver:nameserver", "Run a NameServer."),
     "pipeline": ("penstock.cli.pipeline:pipeline", "Run Spark pipelines: list, describe, run."),
     "scheduled": (
-        "penstock.cli.waiting:scheduled",
+        "penstock.cli.messages.waiting:scheduled",
         "Show and recall messages that wait for their delivery.",
     ),
-    "send": ("penstock.cli.send_command:send", "Send messages to a topic."),
+    "send": ("penstock.cli.messages.send_command:send", "Send messages to a topic."),
     "store": ("penstock.cli.store_command:store", "Inspect store files: stat, verify, dump."),
-    "tail": ("penstock.cli.tail:tail", "Print the messages of a topic as they arrive."),
+    "tail": ("penstock.cli.messages.tail:tail", "Print the messages of a topic as they arrive."),
     "top": (
         "penstock.cli.top.top_command:top",
         "Show a live screen of brokers, topics and groups.",
     ),
     "topic": ("penstock.cli.topic:topic", "Manage topics: list, create, describe, delete."),
-    "transaction": ("penstock.cli.waiting:transaction", "Show transactions that are open."),
-    "up": ("penstock.cli.up:up", "Run a NameServer and brokers on this machine."),
-    "user": ("penstock.cli.user:user", "Manage users: create, update, list, get, delete."),
+    "transaction": (
+        "penstock.cli.messages.waiting:transaction",
+        "Show transactions that are open.",
+    ),
+    "up": ("penstock.cli.servers.up:up", "Run a NameServer and brokers on this machine."),
+    "user": ("penstock.cli.access.user:user", "Manage users: create, update, list, get, delete."),
 }
 INTERRUPTED = 130
 

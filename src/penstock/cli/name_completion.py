@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.context_file import read_contexts
+from penstock.cli.contexts.context_file import read_contexts
 from penstock.cli.remote import ClusterOptions
 
 if TYPE_CHECKING:

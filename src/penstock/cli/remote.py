@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from penstock.cli.context_file import chosen_context
+from penstock.cli.contexts.context_file import chosen_context
 from penstock.errors import BadSetting, PenstockError
 
 if TYPE_CHECKING:

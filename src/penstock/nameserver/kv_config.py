@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import ClassVar, Final
 
 from penstock.errors import InvalidParameter
-from penstock.store.tables import ConfigFile
+from penstock.store.tables.config_tables import ConfigFile
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import KVTable
 from penstock.wire.bodies.table_bodies import KVConfigSerializeWrapper

@@ -15,7 +15,7 @@ import msgspec
 from penstock.config import Settings
 from penstock.config.settings import with_values
 from penstock.store.disk import Disk
-from penstock.store.tables import ConfigFile
+from penstock.store.tables.config_tables import ConfigFile
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import Body, Long
 from penstock.wire.codes import MASTER_ID

@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.errors import BodyError, StoreDamaged
 from penstock.replication.epochs import EpochHistory, decode_epochs
 from penstock.store.disk import Disk
-from penstock.store.tables import ConfigFile
+from penstock.store.tables.config_tables import ConfigFile
 
 
 def load_epochs(disk: Disk, path: Path) -> EpochHistory:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from penstock.config import LiveSettings
 from penstock.errors import PenstockError
-from penstock.store.tables import ConfigFile
+from penstock.store.tables.config_tables import ConfigFile
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import Body, DataVersion
 

@@ -9,7 +9,7 @@ from typing import Final
 from penstock.errors import DiskFull, NotWriteable
 from penstock.rpc.answers import LargeTable, PersistentTable
 from penstock.store.disk import Disk, is_full
-from penstock.store.tables import ConfigFile
+from penstock.store.tables.config_tables import ConfigFile
 
 _LATER: Final = "the change is in effect and is saved as soon as that is possible"
 

@@ -10,7 +10,7 @@ import msgspec
 from penstock.config import StoreConfig
 from penstock.errors import StoreLocked, StoreRefused
 from penstock.store.disk import Disk
-from penstock.store.rocksdb_records import has_half_messages, has_timers
+from penstock.store.tables.rocksdb_records import has_half_messages, has_timers
 
 
 class Sizes(msgspec.Struct, frozen=True):

@@ -9,8 +9,8 @@ from penstock.client.received_message import ReceivedMessage, decode_records
 from penstock.config import Settings
 from penstock.config.settings import with_values
 from penstock.errors import refusal
-from penstock.server.broker_service import BrokerService
-from penstock.server.nameserver_service import NameServerService
+from penstock.server.services.broker_service import BrokerService
+from penstock.server.services.nameserver_service import NameServerService
 from penstock.store.get import FOUND
 from penstock.testing.clock import BrokerClock
 from penstock.testing.clock_driver import ClockDriver

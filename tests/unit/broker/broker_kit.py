@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.broker.broker import Broker
 from penstock.broker.long_polling import SuspendedRequest
-from penstock.broker.replica_role import ReplicaRole
+from penstock.broker.replicas.replica_role import ReplicaRole
 from penstock.config import LiveSettings, Settings
 from penstock.rpc.answers import (
     Answer,

@@ -11,7 +11,7 @@ from penstock.broker.consumers.groups import Groups
 from penstock.config import BrokerConfig, LiveSettings, Settings
 from penstock.errors import InvalidParameter
 from penstock.rpc.answers import EffectQueue
-from penstock.store.tables import SubscriptionGroupTable
+from penstock.store.tables.config_tables import SubscriptionGroupTable
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import ConsumerData, HeartbeatData
 from penstock.wire.codes import RequestCode

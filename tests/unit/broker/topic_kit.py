@@ -25,9 +25,9 @@ from penstock.rpc.answers import EffectQueue, InThread, NextIteration, RegisterT
 from penstock.rpc.command import Command
 from penstock.rpc.persistence import Persistence
 from penstock.rpc.router import Router, refusal
-from penstock.store.consumer_offset_table import ConsumerOffsetTable
 from penstock.store.store import MessageStore
-from penstock.store.tables import DelayOffsetTable, SubscriptionGroupTable, TopicTable
+from penstock.store.tables.config_tables import DelayOffsetTable, SubscriptionGroupTable, TopicTable
+from penstock.store.tables.consumer_offset_table import ConsumerOffsetTable
 from tests.unit.store.conftest import NOW_MS, WatchedDisk, put, record, small_config
 
 

@@ -8,9 +8,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from penstock.cli.config_directory import config_directory, write_private
 from penstock.cli.context import context
-from penstock.cli.context_file import (
+from penstock.cli.contexts.config_directory import config_directory, write_private
+from penstock.cli.contexts.context_file import (
     Contexts,
     chosen_context,
     contexts_path,

@@ -9,8 +9,10 @@ import click
 import pytest
 
 from penstock.cli.main import cli
-from penstock.client.diagnosis import group_decision, message_decision
-from tests.unit.client.diagnosis import test_group_decision, test_message_decision
+from penstock.client.diagnosis import message_decision
+from penstock.client.diagnosis.group import group_decision
+from tests.unit.client.diagnosis import test_message_decision
+from tests.unit.client.diagnosis.group import test_group_decision
 
 
 def next_commands() -> Iterator[str]:

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.persistence import Persistence
-from penstock.store.consumer_offset_table import ConsumerOffsetTable
 from penstock.store.disk import Disk
+from penstock.store.tables.consumer_offset_table import ConsumerOffsetTable
 
 
 class PrivateSettings(ChangedSettings):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.startup import explained
+from penstock.cli.servers.startup import explained
 from penstock.errors import DiskFull, ReadFailed
 from penstock.store.disk import Disk, Space
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from penstock.broker.context import BrokerContext
-from penstock.broker.replication_state import MasterState, SlaveState
+from penstock.broker.replicas.replication_state import MasterState, SlaveState
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.json_replies import reply_with

@@ -9,7 +9,7 @@ without that field, after an election.
 from collections.abc import Callable
 
 from penstock.broker.context import BrokerContext
-from penstock.broker.replica_role import RoleChange, RoleStep
+from penstock.broker.replicas.replica_role import RoleChange, RoleStep
 from penstock.config.replication_settings import ROLES, check_address
 from penstock.errors import InvalidParameter
 from penstock.replication.controlled_role import SetState

@@ -10,7 +10,7 @@ slave's end of its connection to the HA port. A set has no number of its own.
 
 from penstock.broker.admin.replication_status import NO_EPOCHS
 from penstock.broker.context import BrokerContext
-from penstock.broker.replication_state import SlaveState
+from penstock.broker.replicas.replication_state import SlaveState
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.json_replies import reply_with

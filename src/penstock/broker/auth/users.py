@@ -22,7 +22,7 @@ from penstock.broker.auth.policies import (
     network_of,
 )
 from penstock.errors import BodyError, InvalidParameter, NoPermission
-from penstock.store.tables import ConfigFile
+from penstock.store.tables.config_tables import ConfigFile
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import Body, DataVersion
 from penstock.wire.bodies.cluster_bodies import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo

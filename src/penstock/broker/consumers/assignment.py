@@ -29,7 +29,7 @@ from penstock.rpc.command import Command
 from penstock.rpc.json_replies import reply_from_pool, reply_with
 from penstock.rpc.persistence import Persistence
 from penstock.rpc.router import Row
-from penstock.store.tables import ConfigFile
+from penstock.store.tables.config_tables import ConfigFile
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (
     MessageQueue,

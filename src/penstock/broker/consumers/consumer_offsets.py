@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from penstock.config import LiveSettings
-from penstock.store.consumer_offset_table import ConsumerOffsetTable
 from penstock.store.store import MessageStore
+from penstock.store.tables.consumer_offset_table import ConsumerOffsetTable
 from penstock.wire.codes import is_internal_topic
 
 log = logging.getLogger(__name__)

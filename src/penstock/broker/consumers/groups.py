@@ -7,7 +7,7 @@ from penstock.broker.auto_creations import BROKER, AutoCreations
 from penstock.config import LiveSettings
 from penstock.errors import GroupNotExist, InvalidParameter
 from penstock.rpc.answers import ClientId, EffectQueue, PersistSoon
-from penstock.store.tables import FORBID_READ, SubscriptionGroupTable
+from penstock.store.tables.config_tables import FORBID_READ, SubscriptionGroupTable
 from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
 from penstock.wire.codes import BUILT_IN_GROUPS, SYSTEM_GROUP_PREFIX, group_fault
 

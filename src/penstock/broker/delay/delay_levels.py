@@ -29,7 +29,7 @@ from penstock.store.consumequeue.consumequeue import ConsumeQueue, unpack_entrie
 from penstock.store.get import COLD, FOUND, Reader
 from penstock.store.put import ILLEGAL, PUT_OK
 from penstock.store.store import MessageStore
-from penstock.store.tables import DelayOffsetTable
+from penstock.store.tables.config_tables import DelayOffsetTable
 from penstock.wire import layout, octets
 from penstock.wire.codes import (
     PROPERTY_DELAY,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from penstock.errors import StoreDamaged
 from penstock.metrics import Histogram, HistogramFamily, Registry, Sample
-from penstock.store.tables import ConfigFile
+from penstock.store.tables.config_tables import ConfigFile
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import DataVersion
 from penstock.wire.bodies.table_bodies import Metric, TimerMetricsSerializeWrapper

@@ -17,7 +17,7 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Final, NamedTuple
 
-from penstock.store.tables import FILE_BYTES_MAX, ConfigFile
+from penstock.store.tables.config_tables import FILE_BYTES_MAX, ConfigFile
 from penstock.wire import fastjson
 from penstock.wire.bodies.table_bodies import ConsumerOrderInfoFile, OrderInfo
 from penstock.wire.receipt_handle import QueueKey, format_order_counts, kind_of

@@ -45,7 +45,7 @@ from penstock.broker.pop.pop_result import (
 )
 from penstock.broker.pop.revive import Revive
 from penstock.broker.pop.revive_log import ReviveLog
-from penstock.broker.pull_subscription import SubscriptionError
+from penstock.broker.pull.pull_subscription import SubscriptionError
 from penstock.errors import NoPermission, PenstockError, SystemBusy
 from penstock.metrics import Registry
 from penstock.rpc.answers import (

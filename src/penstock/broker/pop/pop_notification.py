@@ -11,7 +11,7 @@ from penstock.broker.pop.pop_polling import ALL_QUEUES, QUEUES_PER_STEP, PopPoll
 from penstock.broker.pop.pop_queues import round_robin
 from penstock.broker.pop.pop_reader import ReadBatch, read_messages
 from penstock.broker.pop.pop_request import PollRequest, PopRequestReader
-from penstock.broker.pull_subscription import ALL
+from penstock.broker.pull.pull_subscription import ALL
 from penstock.rpc.answers import Answer, InThread, NextIteration, Reply, Suspend
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row

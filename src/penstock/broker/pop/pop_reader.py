@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.broker.pull_subscription import Wanted, reader_for
+from penstock.broker.pull.pull_subscription import Wanted, reader_for
 from penstock.errors import RecordError
 from penstock.store import get
 from penstock.store.consumequeue.consumequeue import ConsumeQueue

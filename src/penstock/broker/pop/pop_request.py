@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from penstock.broker.context import BrokerContext
 from penstock.broker.filter.filters import TAG
-from penstock.broker.pull_subscription import ALL, SubscriptionError, Wanted, tag_hashes_of
+from penstock.broker.pull.pull_subscription import ALL, SubscriptionError, Wanted, tag_hashes_of
 from penstock.broker.topics import refuse_internal
 from penstock.errors import BadFilter, InvalidParameter, NoPermission, Refused
 from penstock.rpc.command import Command

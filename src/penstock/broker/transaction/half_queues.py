@@ -32,7 +32,7 @@ from penstock.errors import PenstockError, StoreDamaged
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import COLD, FOUND, OFFSET_OVERFLOW_BADLY, OFFSET_OVERFLOW_ONE
 from penstock.store.put import ILLEGAL, PUT_OK
-from penstock.store.tables import ConfigFile
+from penstock.store.tables.config_tables import ConfigFile
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import Body, DataVersion
 from penstock.wire.codes import (

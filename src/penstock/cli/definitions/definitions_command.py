@@ -55,7 +55,7 @@ def export_definitions(
 
     All brokers must answer. Messages are not part of it.
     """
-    from penstock.cli.config_directory import write_private
+    from penstock.cli.contexts.config_directory import write_private
     from penstock.cli.definitions.collect import collect
     from penstock.cli.terminal import progress_bars
 

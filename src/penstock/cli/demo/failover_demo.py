@@ -109,7 +109,7 @@ def failover(parent: Path | None) -> int:
     """Run three replicas of a broker, kill the master, and compare what was acknowledged with what
     can be read."""
     from penstock.cli.terminal import say_if_uncompiled
-    from penstock.server.service import run
+    from penstock.server.services.service import run
 
     say_if_uncompiled()
     started = time.monotonic()

@@ -152,7 +152,7 @@ def _send_and_kill(
 ) -> SendStatistics:
     """Send until `messages` and some more are acknowledged, then kill the broker."""
     from penstock.cli.demo.demo_sender import DemoProducers
-    from penstock.server.service import run
+    from penstock.server.services.service import run
 
     print("== starting a broker in a child process", flush=True)
     started = time.monotonic()

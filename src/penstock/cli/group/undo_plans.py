@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.cli.config_directory import config_directory, write_private
+from penstock.cli.contexts.config_directory import config_directory, write_private
 from penstock.errors import BadSetting
 from penstock.wire.bodies.client_bodies import MessageQueue
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from penstock.client.admin.admin_replication import ReplicaStatus
 from penstock.client.admin.admin_values import BrokerState, GroupProgress
+from penstock.client.admin.replication.admin_replication import ReplicaStatus
 from penstock.errors import PeerError
 
 

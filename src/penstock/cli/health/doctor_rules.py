@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from penstock.client.admin.admin_replication import ReplicaStatus
 from penstock.client.admin.admin_values import BrokerAddress, TopicInfo, TopicKind
+from penstock.client.admin.replication.admin_replication import ReplicaStatus
 from penstock.wire.codes import PERM_WRITE
 
 CLOCK_WARNING_MS = 3_000

@@ -9,8 +9,6 @@ async with AsyncAdmin("localhost:9876") as admin:
 
 from penstock.client.admin.admin_groups import GroupChanges
 from penstock.client.admin.admin_offsets import OffsetAdmin, ResetTo
-from penstock.client.admin.admin_promotion import PromotionAdmin, PromotionPlan
-from penstock.client.admin.admin_replication import Election, ReplicaStatus
 from penstock.client.admin.admin_values import (
     BrokerAddress,
     BrokerFigures,
@@ -43,6 +41,8 @@ from penstock.client.admin.admin_waiting import (
     ScheduledMessages,
     WaitingAdmin,
 )
+from penstock.client.admin.replication.admin_promotion import PromotionAdmin, PromotionPlan
+from penstock.client.admin.replication.admin_replication import Election, ReplicaStatus
 
 __all__ = [
     "AsyncAdmin",

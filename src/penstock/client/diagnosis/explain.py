@@ -1,9 +1,9 @@
 """Why a group has not consumed a message, and how a group is: gather, then decide."""
 
 from penstock.client.admin.async_admin import AsyncAdmin
-from penstock.client.diagnosis.group_decision import decide_group
-from penstock.client.diagnosis.group_facts import BEHIND_MS
-from penstock.client.diagnosis.group_gathering import gather_group
+from penstock.client.diagnosis.group.group_decision import decide_group
+from penstock.client.diagnosis.group.group_facts import BEHIND_MS
+from penstock.client.diagnosis.group.group_gathering import gather_group
 from penstock.client.diagnosis.message_decision import decide_message
 from penstock.client.diagnosis.message_gathering import gather_message
 from penstock.client.diagnosis.values import Explanation, GroupExplanation

@@ -12,7 +12,7 @@ from penstock.controller.broker_set import BrokerSet, decode_broker_set
 from penstock.errors import BodyError, StoreDamaged
 from penstock.server.background import in_pool
 from penstock.store.disk import Disk
-from penstock.store.tables import ConfigFile
+from penstock.store.tables.config_tables import ConfigFile
 
 
 class Versioned(NamedTuple):

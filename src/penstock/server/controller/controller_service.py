@@ -21,10 +21,10 @@ from penstock.server.controller.controller_metrics import (
 from penstock.server.controller.etcd.etcd_backend import EtcdBackend
 from penstock.server.controller.liveness import Liveness, LocalLiveness
 from penstock.server.listener import is_loopback
-from penstock.server.probe import Probe, serve_probe
+from penstock.server.metrics.probe import Probe, serve_probe
+from penstock.server.metrics.server_metrics import add_process_metrics, add_server_metrics
 from penstock.server.request_loop import RequestLoop
 from penstock.server.server import Server
-from penstock.server.server_metrics import add_process_metrics, add_server_metrics
 from penstock.store.disk import Disk
 from penstock.transport.peer import Sign
 from penstock.transport.tls import Tls, outgoing_context

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from penstock.broker.replica_role import FORWARD_REMARK, ReplicaRole
+from penstock.broker.replicas.replica_role import FORWARD_REMARK, ReplicaRole
 from penstock.clock import pause
 from penstock.errors import PeerError, PeerUnreachable
 from penstock.rpc.answers import Reply

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from penstock.broker.replication_state import MasterState, ReplicationState, SlaveState
+from penstock.broker.replicas.replication_state import MasterState, ReplicationState, SlaveState
 from penstock.replication.byte_rate import ByteRate
 
 if TYPE_CHECKING:

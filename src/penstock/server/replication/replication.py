@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.broker.replica_state import ReplicaState
+from penstock.broker.replicas.replica_state import ReplicaState
 from penstock.clock import pause
 from penstock.config.settings import ha_port
 from penstock.errors import BadSetting, NotMaster, PeerError, PenstockError
@@ -19,15 +19,15 @@ from penstock.replication.epoch_file import load_epochs, save_epochs
 from penstock.replication.epochs import EpochHistory
 from penstock.replication.replicas import Replicas
 from penstock.server.listener import is_loopback
-from penstock.server.metadata_sync import MetadataSync
 from penstock.server.replication.forwarding import Forwarding
 from penstock.server.replication.master_service import ReplicationMaster, replica_rules
+from penstock.server.replication.metadata_sync import MetadataSync
 from penstock.server.replication.replica_calls import ReplicaCalls
 from penstock.server.replication.slave_service import ReplicationSlave
 from penstock.server.replication.store_logs import StoreMasterLog, StoreSlaveLog
 from penstock.store.put import OFFSET_MAX
 from penstock.store.recovery.truncation import Truncation, request_truncation
-from penstock.store.tables import ConfigFile
+from penstock.store.tables.config_tables import ConfigFile
 from penstock.transport.tls import Tls, outgoing_context
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.broker.replica_role import RoleChange, RoleStep
+from penstock.broker.replicas.replica_role import RoleChange, RoleStep
 from penstock.clock import Clock, finish_within, pause
 from penstock.config.settings import contradiction, ha_port
 from penstock.errors import InvalidParameter, NotMaster, PenstockError, Refused, WriteStopped

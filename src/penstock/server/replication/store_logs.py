@@ -8,7 +8,7 @@ from penstock.replication.epochs import Epoch, EpochHistory
 from penstock.replication.slave_session import UNKNOWN
 from penstock.server.background import in_pool
 from penstock.store.put import OFFSET_MAX
-from penstock.store.received_log import ReceivedLog
+from penstock.store.received.received_log import ReceivedLog
 from penstock.store.recovery.recovery import CLOCK_AHEAD_MS
 from penstock.store.store import MessageStore
 

@@ -20,7 +20,7 @@ from penstock.broker.delay.delay_levels import Delay
 from penstock.broker.delay.timers import Timers
 from penstock.broker.filter.filters import Filters
 from penstock.broker.long_polling import LongPolling
-from penstock.broker.replica_role import ReplicaRole
+from penstock.broker.replicas.replica_role import ReplicaRole
 from penstock.broker.rewrite import MessageRewriter
 from penstock.broker.stats import Stats
 from penstock.broker.topics import Topics
@@ -39,11 +39,11 @@ from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.command import Command
 from penstock.rpc.persistence import Persistence
 from penstock.rpc.router import Router, refusal
-from penstock.store.consumer_offset_table import ConsumerOffsetTable
 from penstock.store.disk import Disk
 from penstock.store.put import PUT_OK
 from penstock.store.store import MessageStore
-from penstock.store.tables import DelayOffsetTable, SubscriptionGroupTable, TopicTable
+from penstock.store.tables.config_tables import DelayOffsetTable, SubscriptionGroupTable, TopicTable
+from penstock.store.tables.consumer_offset_table import ConsumerOffsetTable
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (
     ConsumerData,

@@ -277,7 +277,7 @@ def test_a_damaged_file_is_not_an_empty_table(content: bytes) -> None:
 
         def rename(self, old: Path, new: Path) -> None: ...
 
-    from penstock.store.tables import ConfigFile
+    from penstock.store.tables.config_tables import ConfigFile
 
     with pytest.raises(StoreDamaged):
         AccessTable().load(ConfigFile(File(), File.path))

@@ -9,8 +9,8 @@ import pytest
 from penstock.broker.consumers import groups as groups_module
 from penstock.errors import BodyError
 from penstock.rpc.answers import PersistSoon, Reply
-from penstock.store.consumer_offset_table import ConsumerOffsetTable
-from penstock.store.tables import SubscriptionGroupTable
+from penstock.store.tables.config_tables import SubscriptionGroupTable
+from penstock.store.tables.consumer_offset_table import ConsumerOffsetTable
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import GroupForbidden, SubscriptionGroupList
 from penstock.wire.bodies.client_bodies import (

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.broker.admin.replication_status import ReplicationHandlers
 from penstock.broker.admin.runtime_info import RuntimeHandlers
-from penstock.broker.replication_state import MasterState, ReplicationState, SlaveState
+from penstock.broker.replicas.replication_state import MasterState, ReplicationState, SlaveState
 from penstock.replication.epochs import Epoch
 from penstock.wire.bodies.client_bodies import KVTable
 from penstock.wire.bodies.cluster_bodies import (

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.admin.sync_state_set import SyncStateHandlers
-from penstock.broker.replication_state import ReplicationState
+from penstock.broker.replicas.replication_state import ReplicationState
 from penstock.replication.epochs import Epoch
 from penstock.wire import fastjson
 from penstock.wire.bodies.cluster_bodies import BrokerReplicasInfo, ReplicaIdentity, ReplicasInfo

@@ -21,8 +21,8 @@ from penstock.rpc.answers import (
 )
 from penstock.rpc.command import Command
 from penstock.rpc.steps import STEP_ITEMS
-from penstock.store.consumer_offset_table import ConsumerOffsetTable
-from penstock.store.tables import TopicTable
+from penstock.store.tables.config_tables import TopicTable
+from penstock.store.tables.consumer_offset_table import ConsumerOffsetTable
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import CreateTopicListRequestBody
 from penstock.wire.bodies.client_bodies import DataVersion, TopicConfig, TopicList

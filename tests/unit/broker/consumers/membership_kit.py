@@ -26,9 +26,9 @@ from penstock.rpc.answers import (
 from penstock.rpc.command import Command
 from penstock.rpc.persistence import Persistence
 from penstock.rpc.router import Router, refusal
-from penstock.store.consumer_offset_table import ConsumerOffsetTable
 from penstock.store.store import MessageStore
-from penstock.store.tables import SubscriptionGroupTable, TopicTable
+from penstock.store.tables.config_tables import SubscriptionGroupTable, TopicTable
+from penstock.store.tables.consumer_offset_table import ConsumerOffsetTable
 from penstock.wire.bodies.client_bodies import ConsumerData, SubscriptionData
 from tests.store_kit import Message, small_config
 from tests.unit.store.conftest import WatchedDisk

@@ -17,7 +17,7 @@ from penstock.broker.consumers.groups import Groups
 from penstock.config import LiveSettings
 from penstock.errors import SystemBusy
 from penstock.rpc.answers import CloseConnection, EffectQueue, NotifyMembers
-from penstock.store.tables import SubscriptionGroupTable
+from penstock.store.tables.config_tables import SubscriptionGroupTable
 from penstock.wire.bodies.client_bodies import ConsumerData, SubscriptionGroupConfig
 from tests.unit.broker.consumers.membership_kit import (
     NOW_MS,

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.store import consumer_offset_table
-from penstock.store.consumer_offset_table import (
+from penstock.store.tables import consumer_offset_table
+from penstock.store.tables.config_tables import ConfigFile
+from penstock.store.tables.consumer_offset_table import (
     QUEUES_PER_TEXT,
     STALE_TEXTS_MAX,
     ConsumerOffsetTable,
 )
-from penstock.store.tables import ConfigFile
 from penstock.wire import fastjson
 from penstock.wire.bodies.table_bodies import ConsumerOffsetSerializeWrapper
 from tests.unit.broker.consumers.membership_kit import NOW_MS, ConsumerFixture, change, make_fixture

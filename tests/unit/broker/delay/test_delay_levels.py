@@ -15,7 +15,7 @@ from penstock.broker.delay import delivered_offsets
 from penstock.config import Settings, delays_ms
 from penstock.errors import DiskFull
 from penstock.rpc.answers import PersistSoon, Reply
-from penstock.store.tables import DelayOffsetTable
+from penstock.store.tables.config_tables import DelayOffsetTable
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import KVTable, TopicConfig
 from penstock.wire.bodies.table_bodies import DelayOffsetSerializeWrapper

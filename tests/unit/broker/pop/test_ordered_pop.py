@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.broker.pop.ordered_pop import NEVER, NOT_IN_FLIGHT, OUTDATED, GroupQueue, OrderedPops
 from penstock.errors import StoreDamaged
-from penstock.store.tables import ConfigFile
+from penstock.store.tables.config_tables import ConfigFile
 
 T, G, Q = "T", "g", 3
 QUEUE = (T, G, Q)

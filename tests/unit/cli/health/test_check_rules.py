@@ -9,13 +9,13 @@ from penstock.cli.health import check_rules as rules
 from penstock.cli.health.check_command import check
 from penstock.cli.health.check_rules import Checked, Figure, GroupLag, Limits, Problem, State
 from penstock.client.admin.admin_cluster import read_runtime_info
-from penstock.client.admin.admin_replication import ReplicaStatus
 from penstock.client.admin.admin_values import (
     BrokerAddress,
     BrokerState,
     GroupProgress,
     QueueProgress,
 )
+from penstock.client.admin.replication.admin_replication import ReplicaStatus
 from penstock.errors import NoPermission, PeerTimeout
 from penstock.wire.bodies.client_bodies import MessageQueue
 

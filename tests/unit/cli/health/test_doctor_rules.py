@@ -2,13 +2,13 @@
 
 from penstock.cli.health import doctor_rules as rules
 from penstock.cli.health.doctor_rules import BrokerFacts, Severity
-from penstock.client.admin.admin_replication import ReplicaStatus
 from penstock.client.admin.admin_values import (
     BrokerAddress,
     TopicInfo,
     TopicKind,
     TopicSettings,
 )
+from penstock.client.admin.replication.admin_replication import ReplicaStatus
 
 
 def facts(address: str = "10.0.0.5:10911", **more: object) -> BrokerFacts:

@@ -12,7 +12,7 @@ from penstock.cli.schemas.__main__ import main
 from penstock.cli.schemas.json_values import JsonValue
 from penstock.cli.schemas.registry import OUTPUTS, schema_of
 from penstock.cli.top.snapshot import BrokerRow, GroupRow, TopicRow
-from penstock.client.admin.admin_replication import Election
+from penstock.client.admin.replication.admin_replication import Election
 from tests import json_kit
 
 

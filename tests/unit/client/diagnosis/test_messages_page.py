@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client.diagnosis.group_decision import decide_group
+from penstock.client.diagnosis.group.group_decision import decide_group
 from penstock.client.diagnosis.message_decision import decide_message
 from penstock.client.diagnosis.traces import Delivery
 from penstock.client.diagnosis.values import Fact, FactKind, GroupVerdict, Verdict
-from tests.unit.client.diagnosis import test_group_decision, test_message_decision
+from tests.unit.client.diagnosis import test_message_decision
 from tests.unit.client.diagnosis.evidence_kit import NOW, place
+from tests.unit.client.diagnosis.group import test_group_decision
 
 PAGE = (Path(__file__).parents[4] / "docs" / "messages.md").read_text()
 PLACE = set(place().json())

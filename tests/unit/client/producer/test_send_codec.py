@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import errors
-from penstock.broker.pull_subscription import PullForbidden
+from penstock.broker.pull.pull_subscription import PullForbidden
 from penstock.client.messages import Message, MessageQueue, SendReceipt, SendStatus
 from penstock.client.producer.send_codec import (
     INLINE_BODY_BYTES_MAX,

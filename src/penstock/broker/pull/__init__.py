@@ -1,0 +1,1 @@
+"""Pulls: checks, subscriptions, reads, the suggested broker."""

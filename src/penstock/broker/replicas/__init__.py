@@ -1,0 +1,1 @@
+"""A broker as a replica: its role, and the state of its replication."""

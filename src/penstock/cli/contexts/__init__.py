@@ -1,0 +1,1 @@
+"""Where named contexts are kept: the file in the user's config directory."""

@@ -1,0 +1,1 @@
+"""The commands for messages: message, send, tail, dlq, explain, scheduled, transaction."""

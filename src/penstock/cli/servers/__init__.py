@@ -1,0 +1,1 @@
+"""The commands that run servers: up, broker, nameserver, controller, console."""

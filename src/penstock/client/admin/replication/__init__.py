@@ -1,0 +1,1 @@
+"""Replicas of a broker: their state, promotion."""

@@ -1,0 +1,1 @@
+"""Why a group does not consume: gathering, facts, decision."""

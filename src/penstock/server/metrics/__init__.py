@@ -1,0 +1,1 @@
+"""Health checks and metrics of a server, over HTTP."""

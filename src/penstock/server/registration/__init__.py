@@ -1,0 +1,1 @@
+"""A broker and its NameServers: registration, the name, the address, route queries."""

@@ -1,0 +1,1 @@
+"""The servers as a whole: start and stop of a broker and of a NameServer."""

@@ -1,0 +1,1 @@
+"""The log of a slave: bytes that it receives from its master."""

@@ -1,0 +1,1 @@
+"""The small tables of a broker and their files."""
