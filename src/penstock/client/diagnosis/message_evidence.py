@@ -128,8 +128,30 @@ class Absence:
         return False
 
 
+class MembershipEvidence:
+    """What the members of a group tell; `members` is a field of the evidence."""
+
+    __slots__ = ()
+
+    members: Known[GroupMembers]
+
+    @property
+    def online(self) -> bool | None:
+        """Whether the group has a connected member; None if it is not known."""
+        if isinstance(self.members, Unknown):
+            return None
+        if self.members.members:
+            return True
+        return None if self.members.unreachable else False
+
+    @property
+    def broadcast(self) -> bool:
+        """Whether each member consumes all messages."""
+        return not isinstance(self.members, Unknown) and self.members.model == "BROADCASTING"
+
+
 @dataclass(frozen=True, slots=True)
-class MessageEvidence:
+class MessageEvidence(MembershipEvidence):
     """All that was gathered about a message and a group."""
 
     wanted: str
@@ -172,20 +194,6 @@ class MessageEvidence:
         """The queue of the message."""
         at = self.message
         return None if at is None else MessageQueue(at.topic, at.broker, at.queue_id)
-
-    @property
-    def online(self) -> bool | None:
-        """Whether the group has a connected member; None if it is not known."""
-        if isinstance(self.members, Unknown):
-            return None
-        if self.members.members:
-            return True
-        return None if self.members.unreachable else False
-
-    @property
-    def broadcast(self) -> bool:
-        """Whether each member consumes all messages."""
-        return not isinstance(self.members, Unknown) and self.members.model == "BROADCASTING"
 
     @property
     def subscription(self) -> Subscription | None:

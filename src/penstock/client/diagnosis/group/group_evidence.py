@@ -11,6 +11,7 @@ from penstock.client.admin.async_admin import (
 )
 from penstock.client.diagnosis.message_evidence import (
     Known,
+    MembershipEvidence,
     MemberState,
     QueueStateOfMember,
     Unknown,
@@ -28,7 +29,7 @@ class DeadLetters:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupEvidence:
+class GroupEvidence(MembershipEvidence):
     """All that was gathered about a group."""
 
     group: str
@@ -46,20 +47,6 @@ class GroupEvidence:
     ends: Mapping[MessageQueue, int] = field(default_factory=dict)
     """The end of each queue; only for broadcast groups."""
     partial: tuple[str, ...] = ()
-
-    @property
-    def online(self) -> bool | None:
-        """Whether there is a connected member; None if it is not known."""
-        if isinstance(self.members, Unknown):
-            return None
-        if self.members.members:
-            return True
-        return None if self.members.unreachable else False
-
-    @property
-    def broadcast(self) -> bool:
-        """Whether each member consumes all messages."""
-        return not isinstance(self.members, Unknown) and self.members.model == "BROADCASTING"
 
     @property
     def pops(self) -> bool:
