@@ -49,17 +49,24 @@ def listed(service: NameServerService) -> str | None:
     return found.broker_addrs.get(0) if found is not None else None
 
 
-def registration(address: str, clock: VirtualClock, *ports: int) -> NameServerRegistration:
+async def replaced(address: str, *, starting: bool) -> int:
+    """The broker has replaced all others."""
+    return 1
+
+
+def registration(
+    address: str, clock: VirtualClock, *ports: int, id: int = 0, epoch: int = 0, **options: Any
+) -> NameServerRegistration:
     """The registration of a broker that is started now."""
     body = RegisterBrokerBody(
         topic_config_serialize_wrapper=TopicConfigAndMappingSerializeWrapper(
             topic_config_table={name: TopicConfig(topic_name=name) for name in ("t", "u")},
-            data_version=DataVersion(counter=1, timestamp=5),
+            data_version=DataVersion(counter=1, timestamp=5, state_version=epoch),
         )
     )
     addresses = ";".join(f"127.0.0.1:{port}" for port in ports)
-    live = LiveSettings(Settings(broker=BrokerConfig(nameservers=addresses)))
-    return NameServerRegistration(live, lambda: body, address, address, clock=clock)
+    live = LiveSettings(Settings(broker=BrokerConfig(nameservers=addresses, id=id)))
+    return NameServerRegistration(live, lambda: body, address, address, clock=clock, **options)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -201,6 +208,31 @@ def test_a_registered_broker_gives_up_for_one_that_was_started_earlier(
     asyncio.run(body())
     said = [record.getMessage() for record in caplog.records if record.name == LOGGER]
     assert any(f"lists another broker broker-a (id 0) at {A}; this one is {B}" in s for s in said)
+
+
+@pytest.mark.parametrize("elected", [True, False], ids=["next master", "no next master"])
+def test_a_master_that_becomes_a_slave_is_listed_until_the_next_one_is(elected: bool) -> None:
+    async def body() -> None:
+        clock, port = VirtualClock(), free_port()
+        async with nameserver(port) as names:
+            master = registration(A, clock, port, epoch=1)
+            await master.first_round()
+            connections = await master.detach()
+            slave = registration(A, clock, port, id=1, connections=connections)
+            assert not connections
+            await slave.first_round()
+            assert (listed(names), slave.awaits_successor) == (A, True)
+            successor = registration(B, clock, port, epoch=2, compare=replaced)
+            if elected:
+                await successor.first_round()
+                assert listed(names) == B
+            await elapse_until(clock, lambda: slave.states[0].registered)
+            assert listed(names) == (B if elected else None)
+            assert not slave.awaits_successor
+            await slave.close()
+            await successor.close()
+
+    asyncio.run(body())
 
 
 def test_a_restarted_nameserver_gets_the_first_broker_back() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,13 @@ from penstock.config import BrokerConfig, ControllerConfig, NameServerConfig, Se
 from penstock.config.replication_settings import ReplicationConfig
 from penstock.errors import PeerError
 from penstock.server.controller.controller_service import ControllerService
+from penstock.server.replication import master_service
+from penstock.server.replication.controlled_broker import ControlledBroker
 from penstock.server.replication.replication import Replication
 from penstock.server.services.broker_service import BrokerService
 from penstock.server.services.nameserver_service import NameServerService
 from penstock.transport.peer import Peer
+from penstock.wire.bodies.client_bodies import BrokerData
 from penstock.wire.codes import ResponseCode
 from tests.integration.loops import Run, run  # noqa: F401
 from tests.integration.test_broker_service import free_port, send
@@ -236,6 +239,97 @@ def test_nothing_is_answered_before_the_replication_has_started(
     run(body())
 
 
+def test_a_new_master_waits_for_its_replicas(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Run,  # noqa: F811
+) -> None:
+    """Producers try a refused send again at once, and give up after three attempts."""
+    monkeypatch.setattr(master_service, "JOIN_MS", 60_000)
+    brokers = ControlledSet(tmp_path)
+    real_ask = ControlledBroker.ask_for_set
+
+    async def body() -> None:
+        async with brokers.running(3):
+            await brokers.await_in_sync(3)
+            asked: list[Callable[[], None]] = []
+            first_asked = asyncio.Event()
+
+            def ask(self: ControlledBroker, *arguments: Any) -> None:
+                asked.append(lambda: real_ask(self, *arguments))
+                first_asked.set()
+
+            async with AsyncAdmin(f"127.0.0.1:{brokers.names.server.port}") as admin:
+                slaves = [one for one in await admin.replicas() if not one.broker.is_master]
+                plan = await admin.plan_promotion("broker-a", slaves[0].broker.id)
+                monkeypatch.setattr(ControlledBroker, "ask_for_set", ask)
+                promotion = asyncio.ensure_future(admin.promote(plan))
+                await first_asked.wait()
+                number = brokers.master()
+                assert number is not None
+                assert brokers.services[number]._not_ready() is not None
+                sent = asyncio.ensure_future(brokers.send_to(number, 1))
+                done, _ = await asyncio.wait({sent}, timeout=0.2)
+                assert not done, f"the send was answered: {sent}"
+                monkeypatch.setattr(ControlledBroker, "ask_for_set", real_ask)
+                for proceed in asked:
+                    proceed()
+                assert await sent == ResponseCode.SUCCESS
+                await promotion
+
+    run(body())
+
+
+@pytest.mark.parametrize("switch", ["promoted", "stopped"])
+def test_the_route_always_has_a_master_in_a_planned_switch(
+    tmp_path: Path,
+    run: Run,  # noqa: F811
+    switch: str,
+) -> None:
+    """A producer whose route has no master fails at once."""
+    brokers = ControlledSet(tmp_path)
+    seen: list[dict[int, str]] = []
+
+    async def body() -> None:
+        async with brokers.running(3):
+            await brokers.await_in_sync(3)
+            old = await brokers.await_master()
+            routes = brokers.names.nameserver._routes
+            await until(lambda: len(routes.broker_sets["broker-a"].broker_addrs) == 3)
+            routes.broker_sets = RecordedSets(routes.broker_sets, seen)
+            if switch == "promoted":
+                async with AsyncAdmin(f"127.0.0.1:{brokers.names.server.port}") as admin:
+                    slaves = [one for one in await admin.replicas() if not one.broker.is_master]
+                    await admin.promote(await admin.plan_promotion("broker-a", slaves[0].broker.id))
+                await brokers.await_in_sync(3)
+                await until(lambda: len(routes.broker_sets["broker-a"].broker_addrs) == 3)
+            else:
+                await brokers.services.pop(old).stop()
+            await brokers.await_master(besides=old)
+            before = f"127.0.0.1:{brokers.settings(old).broker.port}"
+            assert routes.broker_sets["broker-a"].broker_addrs[0] != before
+            assert len(seen) > 1
+            assert all(0 in addresses for addresses in seen), seen
+
+    run(body())
+
+
+class RecordedSets(dict[str, BrokerData]):
+    """The broker sets of a NameServer, which notes all that was ever in them."""
+
+    def __init__(self, content: Mapping[str, BrokerData], seen: list[dict[int, str]]) -> None:
+        super().__init__(content)
+        self._seen = seen
+
+    def __setitem__(self, name: str, data: BrokerData) -> None:
+        self._seen.append(data.broker_addrs)
+        super().__setitem__(name, data)
+
+    def __delitem__(self, name: str) -> None:
+        self._seen.append({})
+        super().__delitem__(name)
+
+
 def test_a_master_that_its_controllers_do_not_confirm_acknowledges_nothing(
     tmp_path: Path,
     run: Run,  # noqa: F811
@@ -331,6 +425,32 @@ def forwarded(service: BrokerService) -> int:
     replication = service._replication
     forwarding = None if replication is None else replication.forwarding
     return 0 if forwarding is None else forwarding.count
+
+
+def test_a_slave_that_forwards_goes_on_while_clients_need_it(
+    tmp_path: Path,
+    run: Run,  # noqa: F811
+) -> None:
+    """A master is replaced and stopped right after that; clients still send to it."""
+    brokers = ControlledSet(tmp_path, heartbeat_timeout_ms=60_000)
+
+    async def body() -> None:
+        async with brokers.running(3):
+            await brokers.await_in_sync(3)
+            old = await brokers.await_master()
+            async with AsyncAdmin(f"127.0.0.1:{brokers.names.server.port}") as admin:
+                slaves = [one for one in await admin.replicas() if not one.broker.is_master]
+                await admin.promote(await admin.plan_promotion("broker-a", slaves[0].broker.id))
+            await brokers.await_master(besides=old)
+            assert await brokers.send_to(old, 0) == ResponseCode.SUCCESS
+            service = brokers.services.pop(old)
+            assert forwarded(service) == 1
+            stopping = asyncio.ensure_future(service.stop())
+            for number in range(1, 6):
+                assert await brokers.send_to(old, number) == ResponseCode.SUCCESS
+            await stopping
+
+    run(body())
 
 
 def test_a_master_that_stops_hands_over(tmp_path: Path, run: Run) -> None:  # noqa: F811

@@ -116,6 +116,7 @@ class Server:
         self._timer_ms = 0
         self._sweep_ms = 0
         self._stopping = False
+        self._hung_up = False  # the port is kept for the next server
         self._stopped = False
         self._settings_changed(settings.current)
         settings.listeners.append(self._settings_changed)
@@ -185,13 +186,14 @@ class Server:
                 self._held[listener.port] = sockets
 
     def hang_up(self) -> None:
-        """Close all connections, because this broker is no longer the master: what their sends wait
-        for will not come, and a refusal would be final for clients that try again at once. They
-        connect again and wait until this broker can say who is the master."""
+        """Close all connections, because the role of this broker changes: what their sends wait for
+        will not come, and a refusal would be final for clients that try again at once. They connect
+        again and wait until this broker can say who is the master."""
+        self._hung_up = True
         self._hold_ports()
         while self._flush_waits:
             self._take_flush_wait()
-        self._close_connections("another broker is the master")
+        self._close_connections("the role of this broker changes")
 
     def _is_busy(self) -> bool:
         executor = self.answer_executor
@@ -230,7 +232,7 @@ class Server:
     def connected(self, connection: ClientConnection) -> None:
         """Accept a new connection, or refuse it."""
         limit = self.config().connections_max
-        if self._stopping:
+        if self._stopping or self._hung_up:
             connection.abort("the server stops")
             return
         if len(self.connections) >= limit:

@@ -79,6 +79,18 @@ class Peer:
         self._connecting: asyncio.Task[PeerConnection] | None = None
         self._closed = False
 
+    def take_over(
+        self,
+        *,
+        ssl: tls.SSLContext | None,
+        sign: Sign | None,
+        on_lost: Callable[[], object] | None,
+    ) -> None:
+        """Another part of the program goes on with this peer, over the same connection."""
+        self._ssl = ssl
+        self._sign = sign
+        self._on_lost = on_lost
+
     @property
     def connected(self) -> bool:
         return self._connection is not None

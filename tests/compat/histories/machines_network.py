@@ -38,7 +38,7 @@ class MachinesNetwork:
     def __init__(self, names: Sequence[str]) -> None:
         """Raises NotAllowedError if this machine can't do it."""
         self.names = tuple(names)
-        self._block = f"{NETWORK}.{os.getpid() % 256}"
+        self._block = _free_block()
         self._numbers = {name: number for number, name in enumerate((CLIENTS, *names), start=1)}
         self._holders: dict[str, subprocess.Popen[bytes]] = {}
         self._lost: Counter[Direction] = Counter()
@@ -126,6 +126,13 @@ class MachinesNetwork:
         for holder in self._holders.values():
             with holder:
                 holder.kill()
+
+
+def _free_block() -> str:
+    """The first three numbers of addresses that no other run of these tests uses."""
+    shown = subprocess.run(["ip", "-o", "-4", "address"], check=False, capture_output=True)
+    blocks = (f"{NETWORK}.{(os.getpid() + number) % 256}" for number in range(256))
+    return next(block for block in blocks if f" {block}.".encode() not in shown.stdout)
 
 
 def both_ways(ones: Iterable[str], others: Iterable[str]) -> list[Direction]:

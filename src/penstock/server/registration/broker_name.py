@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from penstock.clock import Clock
 from penstock.errors import BodyError, BrokerNameTaken
-from penstock.transport.peer import Peer
+from penstock.transport.peer import Peer, Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import GetBrokerMemberGroupResponseBody
-from penstock.wire.codes import EXT_BOOT_TIMESTAMP, RequestCode, ResponseCode
+from penstock.wire.codes import EXT_BOOT_TIMESTAMP, MASTER_ID, RequestCode, ResponseCode
 from penstock.wire.java_numbers import parse_long
 
 ABSENT_PERIODS = 3
@@ -50,21 +50,19 @@ class BrokerName:
 
         `header` contains the fields that name this broker.
         """
-        response = await peer.call(
-            RequestCode.GET_BROKER_MEMBER_GROUP, header, timeout_ms=timeout_ms
-        )
-        if response.code != ResponseCode.SUCCESS or not response.body:
-            return None
-        try:
-            body = fastjson.decode(response.body, GetBrokerMemberGroupResponseBody)
-        except BodyError:
-            return None
-        group = body.broker_member_group
-        address = group.broker_addrs.get(int(header["brokerId"])) if group is not None else None
+        response = await _ask_for_members(peer, header, timeout_ms)
+        address = _addresses(response).get(int(header["brokerId"]))
         if address is None or address == self._address:
             return None
         booted_ms = parse_long(response.ext.get(EXT_BOOT_TIMESTAMP, "")) or 0
         return OtherBroker(address, booted_ms, peer.address)
+
+    async def is_listed_as_master(
+        self, peer: Peer, header: dict[str, str], timeout_ms: int
+    ) -> bool:
+        """Whether this NameServer lists this broker's address as the master; raises PeerError."""
+        response = await _ask_for_members(peer, header, timeout_ms)
+        return _addresses(response).get(MASTER_ID) == self._address
 
     def taken_by(
         self, other: OtherBroker, header: dict[str, str], *, replaced: bool = False
@@ -107,3 +105,19 @@ class BrokerName:
         if self._taken is not None and self._clock.monotonic_ms() < self._taken_until_ms:
             raise self._taken
         self._taken = None
+
+
+async def _ask_for_members(peer: Peer, header: dict[str, str], timeout_ms: int) -> Response:
+    return await peer.call(RequestCode.GET_BROKER_MEMBER_GROUP, header, timeout_ms=timeout_ms)
+
+
+def _addresses(response: Response) -> dict[int, str]:
+    """The addresses of a broker name, by id; empty if the NameServer does not know the request."""
+    if response.code != ResponseCode.SUCCESS or not response.body:
+        return {}
+    try:
+        body = fastjson.decode(response.body, GetBrokerMemberGroupResponseBody)
+    except BodyError:
+        return {}
+    group = body.broker_member_group
+    return {} if group is None else group.broker_addrs

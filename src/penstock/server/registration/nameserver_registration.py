@@ -12,6 +12,10 @@ are registered one by one before it (REGISTER_TOPIC_IN_NAMESRV). That does not c
 of the table at the NameServer, so the table that follows is still taken as new.
 
 A broker whose name belongs to another one does not register (`broker_name`).
+
+When the role of a broker changes, its connections are kept, so that it stays in the routes. A
+master that becomes a slave registers as one when the NameServer lists the next master: a producer
+whose route has no master fails at once, while this broker sends its requests on.
 """
 
 import asyncio
@@ -34,6 +38,7 @@ from penstock.wire.bodies.client_bodies import DataVersion, KVTable, QueueData, 
 from penstock.wire.bodies.registration_bodies import RegisterBrokerBody, body_crc32, encode_register
 from penstock.wire.codes import (
     EXT_BOOT_TIMESTAMP,
+    MASTER_ID,
     RequestCode,
     ResponseCode,
     response_name,
@@ -53,8 +58,15 @@ PERIOD_MS_RANGE = (10_000, 60_000)
 ENCODING_SHARE = 10
 """After a registration the next one waits for this many times the encoding time: creating 10,000
 topics must not mean encoding 10,000 tables of 1.6 MB."""
+SUCCESSOR_MS = 5_000
+"""How long a broker that was the master waits for the next one to be registered."""
+SUCCESSOR_POLL_MS = 50
 SINGLE_TOPICS_MAX = 32
 """Topics that are registered one by one; for more, the table is the shorter message."""
+
+
+Connections = dict[str, Peer]
+"""Connections to NameServers, by their address."""
 
 
 class Compare(Protocol):
@@ -91,6 +103,7 @@ class NameServerRegistration:
         on_order_config: Callable[[Mapping[str, str]], None] | None = None,
         on_master: Callable[[str, str], None] | None = None,
         compare: Compare | None = None,
+        connections: Connections | None = None,
         clock: Clock | None = None,
     ) -> None:
         """`describe` returns the topic table; its DataVersion changes with the content.
@@ -98,7 +111,8 @@ class NameServerRegistration:
         `on_order_config` gets the order config of each response: topic → `broker:queues;…`.
         `on_master` gets the address and the HA address of a slave's master. `compare` gets the
         address of another broker with this name and id: a positive result means that this broker
-        has replaced it, a negative one the reverse.
+        has replaced it, a negative one the reverse. `connections` are those of the last
+        registration of this broker; what is used is removed.
         """
         self._on_master = on_master
         self.compare = compare or _not_comparable
@@ -113,8 +127,15 @@ class NameServerRegistration:
         self._body_crc32 = 0
         self._body_version: DataVersion | None = None
         self._encode_ms = 0
+        kept: Connections = {} if connections is None else connections
         self._links = [
-            _NameServerLink(self, server, self._clock, sign=sign, ssl=ssl)
+            _NameServerLink(
+                self,
+                kept.pop(server) if server in kept else Peer(server, clock=self._clock),
+                self._clock,
+                sign=sign,
+                ssl=ssl,
+            )
             for server in parse_nameservers(settings.current.broker.nameservers)
         ]
         self._tasks: list[asyncio.Task[None]] = []
@@ -244,18 +265,27 @@ class NameServerRegistration:
         ]
         return ", ".join(parts)
 
-    async def close(self, *, unregister: bool = True) -> None:
-        """Unregister, in bounded time, and close the connections.
+    @property
+    def awaits_successor(self) -> bool:
+        """Whether a NameServer still lists this broker, which is a slave now, as the master."""
+        return any(link.awaits_successor for link in self._links)
 
-        A broker that registers again under another id does not unregister: by then, its id may
-        belong to another one.
-        """
+    async def close(self) -> None:
+        """Unregister, in bounded time, and close the connections."""
+        await self._end_tasks()
+        await asyncio.gather(*(link.close() for link in self._links))
+
+    async def detach(self) -> Connections:
+        """Stay registered without this object; returns the connections for the next one."""
+        await self._end_tasks()
+        return {link.state.address: link.peer for link in self._links}
+
+    async def _end_tasks(self) -> None:
         tasks = [*self._tasks, *self._registering]
         self._tasks = []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(link.close(unregister=unregister) for link in self._links))
 
     def header(self) -> dict[str, str]:
         """The fields that name this broker."""
@@ -323,23 +353,26 @@ class _NameServerLink:
     def __init__(
         self,
         registration: NameServerRegistration,
-        address: str,
+        peer: Peer,
         clock: Clock,
         *,
         sign: Sign | None,
         ssl: tls.SSLContext | None,
     ) -> None:
-        self.state = NameServerState(address)
+        self.state = NameServerState(peer.address)
         self.wake = asyncio.Event()
         self.tried = asyncio.Event()
         self._next_done = asyncio.Event()  # set when the next registration has ended
         self._lacks_master = False  # this broker is a slave whose master is not registered
+        self.awaits_successor = False
         self._registration = registration
         self._clock = clock
-        self.peer = Peer(address, sign=sign, ssl=ssl, on_lost=self._lost, clock=self._clock)
+        self.peer = peer
+        peer.take_over(ssl=ssl, sign=sign, on_lost=self._lost)
 
     async def run(self) -> None:
         """Register now, periodically and after changes."""
+        await self._await_successor()
         while True:
             self.wake.clear()
             started_ms = self._clock.now_ms()
@@ -354,6 +387,30 @@ class _NameServerLink:
             await self._wait(wait_ms)
             if not self.peer.connected:  # also after a NameServer that registers and disconnects
                 await pause(self._clock, RETRY_MS - (self._clock.now_ms() - started_ms))
+
+    async def _await_successor(self) -> None:
+        """A broker that was the master waits until another one is registered."""
+        deadline_ms = self._clock.monotonic_ms() + SUCCESSOR_MS
+        while await self._listed_as_former_master():
+            if self._clock.monotonic_ms() >= deadline_ms:
+                log.warning("no other broker is registered as the master: registering as a slave")
+                break
+            self.awaits_successor = True
+            self.tried.set()  # the start of the broker goes on: it forwards requests
+            await pause(self._clock, SUCCESSOR_POLL_MS)
+        self.awaits_successor = False
+
+    async def _listed_as_former_master(self) -> bool:
+        """Whether this NameServer lists this slave as the master."""
+        header = self._registration.header()
+        if int(header["brokerId"]) == MASTER_ID or not self.peer.connected:
+            return False  # a NameServer removes a broker that has no connection
+        try:
+            return await self._registration.name.is_listed_as_master(
+                self.peer, header, NAME_CHECK_MS
+            )
+        except PeerError:
+            return False
 
     async def register_topics(self, bodies: Mapping[str, bytes]) -> None:
         """Register single topics, or the table if none is given or one is refused."""
@@ -373,11 +430,10 @@ class _NameServerLink:
         except PeerError:  # the registration reports it
             return None
 
-    async def close(self, *, unregister: bool) -> None:
+    async def close(self) -> None:
         """Unregister if registered, and close the connection."""
         try:
-            if unregister:
-                await self._unregister()
+            await self._unregister()
         finally:
             await self.peer.close()
 

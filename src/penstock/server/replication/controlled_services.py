@@ -80,11 +80,13 @@ class ControlledServices:
         if leads and lead.in_sync_epoch < self.lead_state.in_sync_epoch:
             return
         self.lead_state = lead
+        running = self._running()
         if not leads:
             log.warning("this replica is elected: it is the master of epoch %d", lead.epoch)
+            if running is not None:
+                running.server.hang_up()
             self._assign(AssignedRole(role="sync_master", broker_id=MASTER_ID, epoch=lead.epoch))
             return
-        running = self._running()
         if running is not None and running.replication.master is not None:
             running.replication.master.agree(map(str, lead.in_sync), lead.in_sync_epoch)
 

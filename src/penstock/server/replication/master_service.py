@@ -45,6 +45,10 @@ FRAMES_AT_ONCE = 4
 """Frames to one slave in one loop iteration."""
 TICK_SECONDS = 0.25
 AUTHENTICATION_MS = 5_000
+JOIN_MS = 2_000
+"""How long a master that controllers have just elected stores messages while its in-sync set is too
+small. Its slaves are connecting; their sends wait for them. A refusal is final for RocketMQ's
+producers, which try three times at once."""
 
 
 class ReplicationMaster:
@@ -75,6 +79,8 @@ class ReplicationMaster:
         self._timer: asyncio.TimerHandle | None = None
         self._sending = False  # `_send_all` is called in the next loop iteration
         self._sent_to = 0
+        self._started_ms = clock.monotonic_ms()
+        self._complete = False  # the in-sync set has had enough members
         self.acknowledging = True
         """Whether sends may be acknowledged: not by a master that may have been replaced."""
         self.deleted_bytes = 0
@@ -193,7 +199,8 @@ class ReplicationMaster:
     def _refuse_or_resume(self) -> None:
         writer = self._store.writer
         replicas = self.replicas
-        if not replicas.enough() and writer.refusal is None:
+        self._complete |= replicas.enough()
+        if not replicas.enough() and writer.refusal is None and not self._awaits_first_slaves():
             writer.refusal = NotEnoughReplicas(
                 f"in-sync replicas not enough: {1 + len(replicas.in_sync)} of at least "
                 f"{replicas.rules.in_sync_least} (min_in_sync_replicas)"
@@ -202,6 +209,12 @@ class ReplicationMaster:
         elif replicas.enough() and isinstance(writer.refusal, NotEnoughReplicas):
             writer.refusal = None
             log.warning("writes are accepted again: %d replicas are in sync", len(replicas.in_sync))
+
+    def _awaits_first_slaves(self) -> bool:
+        """Whether this master was elected a moment ago, and its in-sync set was never complete."""
+        if self._ask_for_set is None or self._complete:
+            return False
+        return self.clock.monotonic_ms() - self._started_ms < JOIN_MS
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(TICK_SECONDS, self._tick)

@@ -394,6 +394,8 @@ class Replication:
         """Why a replica can't do its work under controllers, or None."""
         if self.slave is not None and (self.slave.connection is None or self._finding is not None):
             return "there is no master that this replica could follow"
+        if self.master is not None and not self.master.replicas.enough():
+            return "too few slaves have joined the in-sync set"
         return None
 
     async def close(self) -> None:

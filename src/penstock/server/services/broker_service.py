@@ -34,7 +34,10 @@ from penstock.server.metrics.server_metrics import (
     add_server_metrics,
 )
 from penstock.server.registration.announced_address import announced_host, check_address, resolve
-from penstock.server.registration.nameserver_registration import NameServerRegistration
+from penstock.server.registration.nameserver_registration import (
+    Connections,
+    NameServerRegistration,
+)
 from penstock.server.registration.route_queries import RouteQueries
 from penstock.server.replication.controlled_broker import ControlledBroker
 from penstock.server.replication.controlled_services import ControlledServices, RunningServices
@@ -84,6 +87,8 @@ class BrokerService:
         self._broker: Broker | None = None
         self._server: Server | None = None
         self._held: HeldPorts = {}
+        self._nameservers: Connections = {}
+        """Connections that stay open while the services are started again."""
         self._replication: Replication | None = None
         self._observer: ReplicationObserver | None = None
         self._controlled: ControlledServices | None = None
@@ -367,6 +372,7 @@ class BrokerService:
             on_order_config=lambda config: topics.mark_ordered(config, clock.now_ms()),
             on_master=self.replication.set_master,
             compare=self.replication.compare,
+            connections=self._nameservers,
             clock=clock,
         )
 
@@ -432,12 +438,13 @@ class BrokerService:
                 try:
                     if self._server is not None:
                         self._held = self._server.take_ports()
-                    await self._stop_services(unregister=False)
+                    await self._stop_services(restarts=True)
                     frozen = gc.get_freeze_count() > 0  # by `serve_broker`
                     gc.unfreeze()  # the tables of the broker that was stopped are garbage
                     await self._start_services()
                     if frozen:
                         gc.freeze()
+                    await self._release()
                     return
                 except Exception as error:
                     log.error(
@@ -446,9 +453,18 @@ class BrokerService:
                         error,
                         exc_info=None if isinstance(error, PenstockError | OSError) else error,
                     )
-                    release(self._held)
+                    await self._release()
                     await pause(self._clock, RESTART_MS)
+        await self._release()
+
+    async def _release(self) -> None:
+        """Close what was kept open for the next start."""
         release(self._held)
+        await self._close_connections()
+
+    async def _close_connections(self) -> None:
+        while self._nameservers:
+            await self._nameservers.popitem()[1].close()
 
     async def stop(self) -> None:
         """Unregister, send pending responses, write the tables, close the store."""
@@ -463,21 +479,29 @@ class BrokerService:
 
     async def _hand_over(self, contact: ControlledBroker) -> None:
         """A master has another replica elected. Then it is a slave for a while, and forwards the
-        requests of clients that do not know the new master yet."""
+        requests of clients that do not know the new master yet. So does a slave that had to forward
+        requests before."""
         self._handing_over = True
         try:
-            if await contact.hand_over() and self._restarting is not None:
-                async with asyncio.timeout(FORWARD_MS_MAX / 1000):
+            handed_over = await contact.hand_over() and self._restarting is not None
+            async with asyncio.timeout(FORWARD_MS_MAX / 1000):
+                if handed_over:
+                    assert self._restarting is not None
                     await asyncio.shield(self._restarting)
-                    await self._forward_last()
+                    await self._await_successor()
+                await self._forward_last(-1 if handed_over else 0)
         except TimeoutError:
             log.warning("clients still send to this broker, which is not the master any more")
         finally:
             self._handing_over = False
 
-    async def _forward_last(self) -> None:
-        """Wait until clients have no more requests for the master."""
-        count = -1
+    async def _await_successor(self) -> None:
+        """Wait until the new master is registered: clients find none without this broker."""
+        while self._registration is not None and self._registration.awaits_successor:
+            await pause(self._clock, ROLE_POLL_MS)
+
+    async def _forward_last(self, count: int) -> None:
+        """Wait until clients have no more requests for the master; `count` were forwarded."""
         while self._replication is not None:
             forwarding = self._replication.forwarding
             if forwarding is None or forwarding.count == count:
@@ -485,14 +509,19 @@ class BrokerService:
             count = forwarding.count
             await pause(self._clock, FORWARD_QUIET_MS)
 
-    async def _stop_services(self, *, unregister: bool = True) -> None:
+    async def _stop_services(self, *, restarts: bool = False) -> None:
         """Stop what is running; a second call does nothing."""
         if self._probe is not None:
             probe, self._probe = self._probe, None
             await probe.close()
         if self._registration is not None:
             registration, self._registration = self._registration, None
-            await registration.close(unregister=unregister)
+            if restarts:
+                self._nameservers = await registration.detach()
+            else:
+                await registration.close()
+        if self.contact is None:  # a slave would only refuse what clients still send to it
+            await self._close_connections()
         if self._observer is not None:
             self._observer.close()
         if self._replication is not None:
