@@ -6,7 +6,8 @@ state has changed meanwhile. If etcd does not answer, the change may have taken 
 later: the controller answers with an error.
 
 Which replicas are alive, each controller knows from heartbeats. It may take a replica for dead too
-early or too late.
+early or too late. One that has just started presumes that a master is alive, as `LocalLiveness`
+does, unless nobody listens at its address.
 """
 
 from collections.abc import Callable
@@ -23,6 +24,9 @@ NAME = "set"
 CLUSTER = "cluster"
 ETCD_MS = 1_000
 """How long a controller waits for etcd."""
+
+GRACE_MS, FIRST_HEARTBEATS_MS = 10_000, 2_000
+"""As in `liveness`."""
 
 CALL_MS = 1_000
 """How long a broker waits for a controller."""
@@ -92,6 +96,9 @@ class Controller(Node):
         self._etcd = etcd
         self._rules = rules
         self._living: dict[int, tuple[LiveReplica, int]] = {}
+        self._dead: set[int] = set()
+        """Replicas that have died since the start."""
+        self._started_ms = 0
         self.brokers: dict[str, Node] = {}
         """By address. They have a method `learn`."""
         self.told: list[SetState] = []
@@ -105,6 +112,8 @@ class Controller(Node):
     def start(self) -> None:
         self.up = True
         self._living = {}
+        self._dead = set()
+        self._started_ms = self._world.now_ms
         self._world.every(self._scan_ms, self._scan, self)
 
     # --- requests; the answers are of the type Answer
@@ -114,6 +123,7 @@ class Controller(Node):
         if self.early_death and rng.random() < 0.02:
             timeout_ms += rng.randint(0, 5_000)
         self._living[replica_id] = live, self._world.now_ms + timeout_ms
+        self._dead.discard(replica_id)
         reply(Answer(ResponseCode.SUCCESS))
 
     def next_id(self, reply: Reply) -> None:
@@ -133,7 +143,8 @@ class Controller(Node):
 
     def register(self, replica_id: int, address: str, reply: Reply) -> None:
         self._decide(
-            lambda state, living: decisions.register(state, NAME, replica_id, address), reply
+            lambda state, living: decisions.register(state, NAME, living, replica_id, address),
+            reply,
         )
 
     def replica_info(self, reply: Reply) -> None:
@@ -204,7 +215,7 @@ class Controller(Node):
                 reply(Answer(ResponseCode.SYSTEM_ERROR))
                 return
             state, revision = answer
-            decision = decide(state, self.living)
+            decision = decide(state, self._with_presumed(state))
             if not decision.changed:
                 reply(Answer(decision.code, decision.state))
                 return
@@ -226,21 +237,54 @@ class Controller(Node):
 
         begin()
 
+    def _with_presumed(self, state: BrokerSet | None) -> Living:
+        """As `BrokerSetStates._with_presumed`."""
+        master_id = None if state is None else state.master_id
+        if master_id is None or master_id in self._living or self._is_dead(master_id):
+            return self.living
+        self._world.events["master presumed"] += 1
+        return {**self.living, master_id: LiveReplica(presumed=True)}
+
+    def _is_dead(self, replica_id: int) -> bool:
+        """As `LocalLiveness.is_dead`."""
+        return replica_id in self._dead or self._running_ms >= GRACE_MS
+
+    @property
+    def _running_ms(self) -> int:
+        return self._world.now_ms - self._started_ms
+
+    def _suspect(self, state: BrokerSet) -> None:
+        """As `LocalLiveness.suspect`: an address that refuses connections is that of a process that
+        has ended; a machine without power does not answer."""
+        if self._running_ms < FIRST_HEARTBEATS_MS or state.master_address is None:
+            return
+        broker = self.brokers[state.master_address]
+        refuses = not broker.up and not broker.power_lost  # type: ignore[attr-defined]
+        if refuses and not self._world.blocked(self, broker) and state.master_id is not None:
+            self._dead.add(state.master_id)
+
     def _scan(self) -> None:
         """As `BrokerSetStates._scan`."""
         world = self._world
         if self.early_death and self._living and world.rng.random() < self.early_death:
-            del self._living[world.rng.choice(sorted(self._living))]
+            self._died(world.rng.choice(sorted(self._living)))
             world.events["taken for dead"] += 1
         for one, (_, until_ms) in list(self._living.items()):
             if until_ms <= world.now_ms:
-                del self._living[one]
+                self._died(one)
         world.call(self, self._etcd, self._etcd.read, self._replace_dead_master, ETCD_MS)
+
+    def _died(self, replica_id: int) -> None:
+        del self._living[replica_id]
+        self._dead.add(replica_id)
 
     def _replace_dead_master(self, answer: Any) -> None:
         state = None if answer is None else answer[0]
         living = self._living
         if state is None or state.master_id is None or state.master_id in living or not living:
+            return
+        if not self._is_dead(state.master_id):
+            self._suspect(state)
             return
         unclean, elect = self.unclean, self._rules.elect
         self._decide(

@@ -28,6 +28,7 @@ FIND_MS = 100
 RETRY_MS = 250
 SEND_TIMEOUT_MS = 3_000
 ASK_MS = 500
+JOIN_MS = 2_000
 
 
 class MasterView:
@@ -66,6 +67,8 @@ class MasterService:
         """Log offset of the end of sent records, and until when their clients wait."""
         self.acknowledging = True
         self.refusal = ""
+        self._started_ms = world.now_ms
+        self._complete = False  # the in-sync set has had enough members
         self.replicated_to = 0
         self.confirm_limit = NO_LIMIT
         self.confirm_offset = log.acknowledged  # as of a store that was just opened
@@ -131,7 +134,9 @@ class MasterService:
         self.replicas.confirm_offset(end)
         self.replicated_to = self.replicas.acknowledged(end)
         self.confirm_limit = max(self.replicas.confirm_limit(), self.confirm_offset)
-        if not self.replicas.enough() and not self.refusal:
+        self._complete |= self.replicas.enough()
+        joining = not self._complete and self.world.now_ms - self._started_ms < JOIN_MS
+        if not self.replicas.enough() and not self.refusal and not joining:
             self.refusal = "not enough replicas"
         elif self.replicas.enough() and self.refusal == "not enough replicas":
             self.refusal = ""

@@ -52,6 +52,7 @@ def test_everything_happens() -> None:
         "etcd unavailable",
         "lease expired",
         "lost disk",
+        "master presumed",
         "operator",
         "partition",
         "pause",

@@ -160,6 +160,12 @@ def elect_incomplete(
     return decision._replace(state=marked)
 
 
+def elect_presumed(state: BrokerSet | None, name: str, living: Living, **options: Any) -> Decision:
+    """Elects a master of which nothing was heard, because it asks for it."""
+    known = {one: live._replace(presumed=False) for one, live in living.items()}
+    return decisions.elect(state, name, known, **options)
+
+
 def elect_alone(*arguments: Any, **options: Any) -> Decision:
     """An elected replica is the only one that can be elected next, also if it is dead."""
     decision = decisions.elect(*arguments, **options)
@@ -228,6 +234,9 @@ MUTATIONS: dict[str, tuple[tuple[int, ...], Rules]] = {
     "elects outside of the in-sync set": (CLEAN, _controller(elect=elect_anybody)),
     "elects a replica with an incomplete log": (
         (MEMORY, LONE_MEMORY), _controller(elect=elect_incomplete),
+    ),
+    "elects a replica of which nothing is known": (
+        (MEMORY, LONE_MEMORY), _controller(elect=elect_presumed),
     ),
     "only the elected replica can be elected next": (CLEAN, _controller(elect=elect_alone)),
     "takes requests of any master": (CLEAN, _controller(alter=alter_unchecked)),

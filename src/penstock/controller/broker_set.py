@@ -97,6 +97,9 @@ class LiveReplica(NamedTuple):
     """Nothing that it has acknowledged can be missing in its log."""
     takes_over: bool = False
     """When it is elected, it asks for its in-sync set before it acknowledges messages."""
+    presumed: bool = False
+    """Nothing was heard of it: the controller has started a moment ago. So nobody is elected in its
+    place, but nothing is known of its log either."""
 
 
 Living = Mapping[int, LiveReplica]

@@ -11,6 +11,9 @@ operator says so (`unclean`), another replica becomes the master, and messages m
 A member that says that the end of its log may be missing, after a power failure, is elected only if
 all members are alive and say the same. Then the one with the longest log is the best.
 
+A master that is only presumed to be alive prevents the election of another one, and is not elected
+itself: what its log lacks after a power failure, its first heartbeat says.
+
 A replica that is elected may be dead: that is noticed later. So the members of the set before stay
 electable until the new master has taken over, by its first request for an in-sync set. Brokers of
 RocketMQ do not ask before they acknowledge messages; there the new master is the only one at once.
@@ -111,8 +114,11 @@ def apply_id(
     )
 
 
-def register(state: BrokerSet | None, name: str, replica_id: int, address: str) -> Decision:
-    """A replica has started, perhaps at another address."""
+def register(
+    state: BrokerSet | None, name: str, living: Living, replica_id: int, address: str
+) -> Decision:
+    """A replica has started, perhaps at another address. While it is alive at the old one, this is
+    another broker with a copy of its data directory."""
     if state is None or replica_id not in state.replicas:
         return _refused(
             state,
@@ -122,6 +128,13 @@ def register(state: BrokerSet | None, name: str, replica_id: int, address: str) 
     replica = state.replicas[replica_id]
     if replica.address == address:
         return Decision(state)
+    if replica_id in living and not living[replica_id].presumed:
+        return _refused(
+            state,
+            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+            f"replica {replica_id} of {name} is alive at {replica.address}, so {address} can't be "
+            "the same replica",
+        )
     moved = msgspec.structs.replace(replica, address=address)
     replicas = {**state.replicas, replica_id: moved}
     return Decision(msgspec.structs.replace(state, replicas=replicas), changed=True)
@@ -167,6 +180,12 @@ def elect(
             state,
             ResponseCode.CONTROLLER_MASTER_STILL_EXIST,
             f"the master {chosen} of {name} is alive",
+        )
+    if chosen is not None and living[chosen].presumed:
+        return _refused(
+            state,
+            ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
+            f"nothing is known of the log of replica {chosen} of {name} before its first heartbeat",
         )
     if chosen is not None:
         reason = "asked for by an operator" if designated else _loss(state, why_dead)

@@ -60,8 +60,8 @@ class BrokerSetStates(Protocol):
     def read(self, names: Iterable[str]) -> ServerWork:
         """The states of broker sets, each with the living replicas: a dict by name."""
 
-    def heartbeat(self, heartbeat: Heartbeat) -> None:
-        """A replica is alive."""
+    def heartbeat(self, heartbeat: Heartbeat) -> str:
+        """A replica is alive. Returns why this controller can't confirm a master, or nothing."""
 
     def disconnected(self, client: ClientId) -> None:
         """The connection of a replica is closed."""
@@ -140,7 +140,7 @@ class Controller:
             complete=not command.truth("penstockLogIncomplete"),
             takes_over=command.truth("penstockTakesOver"),
         )
-        self._states.heartbeat(
+        isolated = self._states.heartbeat(
             Heartbeat(
                 _text(command, "brokerName"),
                 command.i64("brokerId"),
@@ -150,6 +150,8 @@ class Controller:
                 command.client,
             )
         )
+        if isolated:  # a success would renew the lease of a master that may have been replaced
+            return Reply(ResponseCode.SYSTEM_BUSY, remark=isolated)
         return Reply()
 
     def _next_id(self, command: Command) -> Answer:
@@ -179,7 +181,7 @@ class Controller:
 
         def decide(state: BrokerSet | None, living: Living) -> Decision:
             alive[:] = [state is not None and state.master_id in living]
-            return decisions.register(state, name, replica_id, address)
+            return decisions.register(state, name, living, replica_id, address)
 
         def reply(decision: Decision) -> Reply:
             state, fields = decision.state, _names(cluster, name)

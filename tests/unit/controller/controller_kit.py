@@ -37,6 +37,7 @@ class TableStates:
         self.living: dict[str, dict[int, LiveReplica]] = {}
         self.heartbeats: list[Heartbeat] = []
         self.elected: list[BrokerSet] = []
+        self.isolated = ""
 
     def decide(self, name: str, decide: Callable[[BrokerSet | None, Living], Decision]) -> Done:
         decision = decide(self.table.get(name), self.living.get(name, {}))
@@ -52,9 +53,10 @@ class TableStates:
         known = [name for name in names if name in self.table]
         return Done({name: (self.table[name], self.living.get(name, {})) for name in known})
 
-    def heartbeat(self, heartbeat: Heartbeat) -> None:
+    def heartbeat(self, heartbeat: Heartbeat) -> str:
         self.heartbeats.append(heartbeat)
         self.living.setdefault(heartbeat.name, {})[heartbeat.replica_id] = heartbeat.live
+        return self.isolated
 
     def disconnected(self, client: ClientId) -> None:
         pass

@@ -73,12 +73,22 @@ def test_the_first_id_of_an_unknown_set_is_1() -> None:
 
 
 def test_a_replica_may_move_to_another_address() -> None:
-    moved = decisions.register(broker_set(1), NAME, 1, "new:1")
-    assert (moved.changed, after(moved).replicas[1].address) == (True, "new:1")
-    assert not decisions.register(after(moved), NAME, 1, "new:1").changed
+    for living in ({}, {1: LiveReplica(presumed=True)}):
+        moved = decisions.register(broker_set(1), NAME, living, 1, "new:1")
+        assert (moved.changed, after(moved).replicas[1].address) == (True, "new:1")
+        assert not decisions.register(after(moved), NAME, living, 1, "new:1").changed
     for state, number in ((None, 1), (broker_set(1), 2)):
-        refused = decisions.register(state, NAME, number, "x:1")
+        refused = decisions.register(state, NAME, {}, number, "x:1")
         assert refused.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+
+
+def test_a_replica_that_is_alive_is_not_taken_for_another_broker() -> None:
+    """Two brokers with copies of one data directory would both lead."""
+    state = broker_set(1)
+    living = {1: LiveReplica()}
+    copied = decisions.register(state, NAME, living, 1, "copy:1")
+    assert (copied.changed, copied.code) == (False, ResponseCode.CONTROLLER_BROKER_ID_INVALID)
+    assert decisions.register(state, NAME, living, 1, state.replicas[1].address).code == 0
 
 
 # --- elections
@@ -141,6 +151,21 @@ def test_a_master_that_asks_has_been_started_and_gets_another_epoch() -> None:
     # Not if its heartbeats have not arrived: another member is alive.
     other = decisions.elect(state, NAME, alive(2), asking=1, now_ms=NOW_MS)
     assert after(other).master_id == 2
+
+
+def test_a_master_of_which_nothing_is_known_is_neither_replaced_nor_elected() -> None:
+    """The controller has started a moment ago. After a power failure of the master, the others have
+    more of the log; they must stay electable."""
+    state = broker_set(3, in_sync=(1, 2, 3))
+    living = {1: LiveReplica(presumed=True), **alive(2, 3)}
+    for asking in (None, 2):
+        kept = decisions.elect(state, NAME, living, now_ms=NOW_MS, asking=asking)
+        assert (kept.changed, kept.code) == (False, ResponseCode.CONTROLLER_MASTER_STILL_EXIST)
+    refused = decisions.elect(state, NAME, living, now_ms=NOW_MS, asking=1)
+    assert refused.changed is False
+    assert refused.code == ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
+    incomplete = {**living, 1: LiveReplica(complete=False, takes_over=True)}
+    assert after(decisions.elect(state, NAME, incomplete, now_ms=NOW_MS, asking=1)).master_id == 2
 
 
 def test_an_incomplete_log_is_elected_only_if_all_members_have_one() -> None:

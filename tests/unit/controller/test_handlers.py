@@ -57,14 +57,23 @@ def test_every_controller_names_itself_as_the_leader() -> None:
     assert (ext["controllerLeaderAddress"], ext["isLeader"]) == (ADDRESS, "true")
 
 
+def test_a_controller_that_may_have_missed_decisions_confirms_no_master() -> None:
+    fixture = with_replicas(1)
+    fixture.states.isolated = "etcd has not answered for 4000 ms"
+    assert heartbeat(fixture, 1) == ResponseCode.SYSTEM_BUSY
+    assert len(fixture.states.heartbeats) == 2  # it is alive all the same
+    fixture.states.isolated = ""
+    assert heartbeat(fixture, 1) == ResponseCode.SUCCESS
+
+
 def test_a_replica_gets_an_id_and_learns_who_is_the_master() -> None:
     fixture = with_replicas(1)
     ext = fixture.ask(RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, **NAMES).ext or {}
     assert ext["nextBrokerId"] == "2"
     registered = fixture.ask(
-        RequestCode.CONTROLLER_REGISTER_BROKER, **NAMES, brokerId="1", brokerAddress="moved:1"
+        RequestCode.CONTROLLER_REGISTER_BROKER, **NAMES, brokerId="1", brokerAddress="host-1:1"
     )
-    fields = {"masterBrokerId": "1", "masterAddress": "moved:1", "masterEpoch": "1"}
+    fields = {"masterBrokerId": "1", "masterAddress": "host-1:1", "masterEpoch": "1"}
     assert (registered.ext or {}).items() >= fields.items()
     info = fixture.ask(RequestCode.CONTROLLER_GET_REPLICA_INFO, brokerName=NAME)
     assert (info.ext or {}).items() >= fields.items()

@@ -91,8 +91,9 @@ class BrokerSetStates:
     def read(self, names: Iterable[str]) -> asyncio.Task[Found]:
         return self._tasks.spawn(self._for_client(self._read(names)))
 
-    def heartbeat(self, heartbeat: Heartbeat) -> None:
+    def heartbeat(self, heartbeat: Heartbeat) -> str:
         self._liveness.heartbeat(heartbeat)
+        return self._liveness.isolated()
 
     def disconnected(self, client: ClientId) -> None:
         self._liveness.disconnected(client)
@@ -129,7 +130,7 @@ class BrokerSetStates:
             return living
         if self._liveness.is_dead(ReplicaKey(state.name, master_id)):
             return living
-        return {**living, master_id: LiveReplica()}
+        return {**living, master_id: LiveReplica(presumed=True)}
 
     async def _read(self, names: Iterable[str]) -> Found:
         found = await self._store.read_many(names)

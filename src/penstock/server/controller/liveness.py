@@ -58,6 +58,10 @@ class Liveness(Protocol):
 
     def heartbeat(self, heartbeat: Heartbeat) -> None: ...
 
+    def isolated(self) -> str:
+        """Why this controller may not know what the others have decided; empty if it does. Then it
+        confirms no master."""
+
     def disconnected(self, client: ClientId) -> None:
         """A connection, perhaps of a replica, is closed."""
 
@@ -139,6 +143,9 @@ class LocalLiveness:
             log.info("%s (%s) is alive", key, heartbeat.address)
         if before is None or before.client != heartbeat.client:
             self._spawn(self._try_address(noted))
+
+    def isolated(self) -> str:
+        return ""
 
     def disconnected(self, client: ClientId) -> None:
         for found in self._replicas.of_client(client):

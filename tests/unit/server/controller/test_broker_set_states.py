@@ -241,7 +241,7 @@ def test_a_decision_is_made_again_until_the_state_has_not_changed() -> None:
         conflicts = 5
         f.store.before_replace += [lambda: f.store.put(f.state)] * conflicts
         deciding = f.states.decide(
-            NAME, lambda state, living: decisions.register(state, NAME, 1, "new:1")
+            NAME, lambda state, living: decisions.register(state, NAME, living, 1, "new:1")
         )
         await f.clock.elapse(1_000)
         assert (await deciding).changed

@@ -33,6 +33,12 @@ class ControllerLease:
         self._clock = clock
         self.id = 0
         """0: there is none at present."""
+        self._renewed_ms = clock.monotonic_ms()
+
+    @property
+    def age_ms(self) -> int:
+        """For how long etcd has not confirmed this controller."""
+        return self._clock.monotonic_ms() - self._renewed_ms
 
     async def run(self) -> None:
         """Get a lease and renew it, until cancelled."""
@@ -49,7 +55,9 @@ class ControllerLease:
     async def acquire(self) -> None:
         """Get a lease if there is none. Raises EtcdError."""
         if not self.id:
+            asked_ms = self._clock.monotonic_ms()
             self.id = await self._granted()
+            self._renewed_ms = asked_ms
 
     async def close(self) -> None:
         """End the lease, if etcd answers."""
@@ -73,8 +81,11 @@ class ControllerLease:
 
     async def _renewed(self) -> bool:
         """Renew the lease; False if there is none any more."""
-        body = b'{"ID":"%d"}' % self.id
+        body, asked_ms = b'{"ID":"%d"}' % self.id, self._clock.monotonic_ms()
         line = await self._client.exchange(
             "/v3/lease/keepalive", body, lambda answer: parse(answer, KeepAliveLine)
         )
-        return line.result is not None and line.result.ttl_s > 0
+        renewed = line.result is not None and line.result.ttl_s > 0
+        if renewed:
+            self._renewed_ms = asked_ms
+        return renewed

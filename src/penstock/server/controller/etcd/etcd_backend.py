@@ -47,7 +47,7 @@ class EtcdBackend:
         )
         self._reports = Reports(self.client, keys, self.view, self._lease, clock, own=own)
         self.store = EtcdStore(self.client, keys, self.view, clock, own=own)
-        self.liveness = ReportedLiveness(clock, self._reports, self.view)
+        self.liveness = ReportedLiveness(clock, self._reports, self.view, self._lease)
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def start(self) -> None:

@@ -15,6 +15,7 @@ import asyncio
 from penstock.clock import Clock
 from penstock.controller.broker_set import Heartbeat, Living
 from penstock.rpc.answers import ClientId
+from penstock.server.controller.etcd.controller_lease import TTL_S, ControllerLease
 from penstock.server.controller.etcd.reports import Reports
 from penstock.server.controller.etcd.view import View
 from penstock.server.controller.liveness import Death, LocalLiveness
@@ -26,8 +27,9 @@ NOT_HEARD = "no controller gets its heartbeats"
 class ReportedLiveness:
     """A `Liveness` that controllers share. `report_deaths` is a task."""
 
-    def __init__(self, clock: Clock, reports: Reports, view: View) -> None:
+    def __init__(self, clock: Clock, reports: Reports, view: View, lease: ControllerLease) -> None:
         self._reports = reports
+        self._lease = lease
         self._view = view
         self._interruptions = 0
         self._local = LocalLiveness(clock, reports)
@@ -36,6 +38,10 @@ class ReportedLiveness:
     def heartbeat(self, heartbeat: Heartbeat) -> None:
         self._local.heartbeat(heartbeat)
         self._reports.heartbeat(heartbeat)
+
+    def isolated(self) -> str:
+        age_ms = self._lease.age_ms
+        return f"etcd has not answered for {age_ms} ms" if age_ms > TTL_S * 1000 else ""
 
     def disconnected(self, client: ClientId) -> None:
         self._local.disconnected(client)

@@ -47,7 +47,15 @@ class LiveValue(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, live: LiveReplica, connection: int) -> LiveValue:
-        return cls(*live, connection)
+        return cls(
+            live.epoch,
+            live.max_offset,
+            live.confirm_offset,
+            live.priority,
+            live.complete,
+            live.takes_over,
+            connection,
+        )
 
 
 class Report(NamedTuple):

@@ -8,9 +8,10 @@ from typing import Any, cast
 
 from penstock.controller.broker_set import BrokerSet, Heartbeat, LiveReplica, ReplicaRecord
 from penstock.server.controller.etcd.client import EtcdClient
-from penstock.server.controller.etcd.controller_lease import RENEW_MS, ControllerLease
+from penstock.server.controller.etcd.controller_lease import RENEW_MS, TTL_S, ControllerLease
 from penstock.server.controller.etcd.keys import Keys
 from penstock.server.controller.etcd.messages import KeyValue
+from penstock.server.controller.etcd.reported_liveness import ReportedLiveness
 from penstock.server.controller.etcd.reports import OFFSETS_MS, RETRY_MS, WINDOW_MS, Reports
 from penstock.server.controller.etcd.view import View
 from penstock.server.controller.living_replicas import ReplicaKey
@@ -80,6 +81,24 @@ def test_a_replica_is_reported_once() -> None:
         assert (await f.two.reports.of(NAME))[1].epoch == 3
         assert FIRST in f.two.view.reports
         assert await f.one.reports.of(NAME) == {}  # the own reports are not news
+
+    run(main)
+
+
+def test_a_controller_that_does_not_reach_etcd_confirms_nobody() -> None:
+    async def main(f: Fixture) -> None:
+        one = f.one
+        liveness = ReportedLiveness(f.clock, one.reports, one.view, one.lease)
+        await f.clock.elapse(10 * RENEW_MS)
+        assert liveness.isolated() == ""
+        f.etcd.down = True
+        await f.clock.elapse(TTL_S * 1000)
+        assert liveness.isolated() == ""
+        await f.clock.elapse(RENEW_MS)
+        assert "etcd has not answered" in liveness.isolated()
+        f.etcd.down = False
+        await f.clock.elapse(RENEW_MS)
+        assert liveness.isolated() == ""
 
     run(main)
 
