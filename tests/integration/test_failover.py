@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,10 +14,10 @@ from penstock.broker.broker import Broker
 from penstock.client import AsyncAdmin
 from penstock.config import BrokerConfig, ControllerConfig, NameServerConfig, Settings
 from penstock.config.replication_settings import ReplicationConfig
-from penstock.errors import PeerError
+from penstock.errors import PeerError, WriteStopped
 from penstock.server.controller.controller_service import ControllerService
 from penstock.server.replication import master_service
-from penstock.server.replication.controlled_broker import ControlledBroker
+from penstock.server.replication.controlled_broker import INCOMPLETE, ControlledBroker
 from penstock.server.replication.replication import Replication
 from penstock.server.services.broker_service import BrokerService
 from penstock.server.services.nameserver_service import NameServerService
@@ -500,5 +501,87 @@ def test_replicas_restart_in_the_same_roles_or_others(
             for service in brokers.services.values():
                 if service is not master:
                     await assert_equal(master, service)
+
+    run(body())
+
+
+def test_a_master_whose_disk_has_failed_is_replaced(
+    tmp_path: Path,
+    run: Run,  # noqa: F811
+) -> None:
+    brokers = ControlledSet(tmp_path)
+
+    async def body() -> None:
+        async with brokers.running(3):
+            await brokers.await_in_sync(3)
+            first = await brokers.await_master()
+            store = brokers.services[first].broker.context.store
+            store.writer.refusal = WriteStopped("flushing failed")
+            second = await brokers.await_master(besides=first)
+            await brokers.await_in_sync(3)  # the first one has opened its store again
+            assert await brokers.send_to(second, 1) == ResponseCode.SUCCESS
+
+    run(body())
+
+
+def test_a_replica_that_takes_over_acknowledges_nothing_more_to_the_old_master(
+    tmp_path: Path,
+    run: Run,  # noqa: F811
+) -> None:
+    """What it acknowledges after the flush would be lost with its power, and no other replica need
+    have it any more."""
+    brokers = ControlledSet(tmp_path, slave_timeout_ms=10_000)
+
+    async def body() -> None:
+        async with brokers.running(2):
+            master = await brokers.await_in_sync(2)
+            number = await brokers.await_master()
+            other = next(one for one in brokers.services if one != number)
+            slave = brokers.services[other]
+            assert slave._controlled is not None
+            assert slave.replication.slave is not None
+            await slave._controlled.prepare()
+            store = slave.broker.context.store
+            end = store.log.end
+            assert store.flusher.flushed() >= end or not store.flusher.group_commit
+            await until(lambda: not acknowledging(master))
+            sent = asyncio.ensure_future(brokers.send_to(number, 0))
+            done, _ = await asyncio.wait({sent}, timeout=1.0)
+            assert not done, "a send was acknowledged"
+            assert store.log.end == end
+            sent.cancel()
+
+    def acknowledging(master: BrokerService) -> bool:
+        assert master.replication.master is not None
+        replicas = master.replication.master.replicas
+        return any(one.connected for one in replicas.slaves.values())
+
+    run(body())
+
+
+def test_a_power_failure_is_remembered_until_a_start_succeeds(
+    tmp_path: Path,
+    run: Run,  # noqa: F811
+) -> None:
+    """The first start after it opens the store, and so covers its traces."""
+    brokers = ControlledSet(tmp_path)
+
+    async def body() -> None:
+        async with brokers.running(3):
+            await brokers.await_in_sync(3)
+            number = await brokers.await_master()
+            slave = next(one for one in brokers.services if one != number)
+            await brokers.services.pop(slave).stop()
+            root = Path(brokers.settings(slave).broker.data)
+            (root / "abort").write_bytes(b"1 another-boot")
+            with socket.create_server(("127.0.0.1", brokers.settings(slave).broker.port)):
+                failing = BrokerService(brokers.settings(slave))
+                with pytest.raises(OSError, match="listen"):
+                    await failing.start()
+                await failing.stop()
+            assert (root / INCOMPLETE).exists()
+            await brokers.start(slave)
+            await brokers.await_in_sync(3)
+            await until(lambda: not (root / INCOMPLETE).exists())
 
     run(body())

@@ -136,9 +136,16 @@ def write_sizes(disk: Disk, paths: StorePaths, config: StoreConfig) -> None:
         disk.write_file(paths.sizes, data)
 
 
-def mark_open(disk: Disk, paths: StorePaths) -> None:
-    """Write `abort`, which exists while the store is open, with the process and the system."""
-    disk.write_file(paths.abort, f"{os.getpid()} {disk.system_id(paths.root)}".encode())
+_SYNCED = b"\nsync flush"
+
+
+def mark_open(disk: Disk, paths: StorePaths, *, sync_flush: bool) -> None:
+    """Write `abort`, which exists while the store is open, with the process and the system.
+
+    `sync_flush`: what this run acknowledges is on the disk.
+    """
+    mark = f"{os.getpid()} {disk.system_id(paths.root)}".encode()
+    disk.write_file(paths.abort, mark + _SYNCED if sync_flush else mark)
 
 
 def opened_here(disk: Disk, paths: StorePaths) -> bool:
@@ -148,7 +155,14 @@ def opened_here(disk: Disk, paths: StorePaths) -> bool:
     """
     data = disk.read(paths.abort) or b""
     system = disk.system_id(paths.root).encode()
-    return bool(system) and data.partition(b" ")[2] == system
+    return bool(system) and data.removesuffix(_SYNCED).partition(b" ")[2] == system
+
+
+def may_lack_acknowledged(disk: Disk, paths: StorePaths) -> bool:
+    """Whether a power failure may have taken what the last run has acknowledged. Asked before the
+    store is opened."""
+    data = disk.read(paths.abort)
+    return data is not None and not data.endswith(_SYNCED) and not opened_here(disk, paths)
 
 
 class StoreLock:

@@ -174,7 +174,7 @@ class MessageStore:
         # Removed before anything is written: the snapshot describes a store that is closed.
         if paths.snapshot.exists():
             disk.unlink(paths.snapshot)
-        mark_open(disk, paths)
+        mark_open(disk, paths, sync_flush=self.config.sync_flush)
         end = self.report.log_end
         self.writer.store_ms = max(self.writer.store_ms, self.report.store_ms)
         self.log.start(end, lambda old, new: self.flusher.roll(old.fd, new.fd))

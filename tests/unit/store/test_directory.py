@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StoreLocked, StoreRefused
-from penstock.store.directory import StoreLock, StorePaths, check_sizes, refuse_foreign, write_sizes
+from penstock.store.directory import (
+    StoreLock,
+    StorePaths,
+    check_sizes,
+    may_lack_acknowledged,
+    opened_here,
+    refuse_foreign,
+    write_sizes,
+)
 from penstock.store.disk import Disk
 from penstock.store.store import MessageStore
 from tests.unit.store.conftest import (
@@ -168,3 +176,33 @@ def test_a_failed_open_leaves_the_store_unlocked(stores: StoreFixture) -> None:
         with pytest.raises(StoreRefused):
             stores.open(segment_bytes=8192)
     stores.open()
+
+
+@pytest.mark.parametrize(
+    ("abort", "lacks"),
+    [
+        (None, False),
+        ("{pid} {system}", False),
+        ("{pid} {system}\nsync flush", False),
+        ("1 another-boot", True),
+        ("1 another-boot\nsync flush", False),
+        ("", True),  # RocketMQ's: nobody knows
+    ],
+)
+def test_a_power_failure_may_have_taken_what_was_acknowledged(
+    stores: StoreFixture, abort: str | None, lacks: bool
+) -> None:
+    store = stores.open()
+    stores.close(store)
+    if abort is not None:
+        system = store.disk.system_id(store.paths.root)
+        store.paths.abort.write_text(abort.format(pid=1, system=system))
+    assert may_lack_acknowledged(store.disk, store.paths) == lacks
+
+
+@pytest.mark.parametrize("sync_flush", [False, True])
+def test_an_open_store_says_how_it_flushes(stores: StoreFixture, sync_flush: bool) -> None:
+    store = stores.open(sync_flush=sync_flush)
+    data = store.paths.abort.read_bytes()
+    assert data.endswith(b"\nsync flush") == sync_flush
+    assert opened_here(store.disk, store.paths)

@@ -32,6 +32,7 @@ from penstock.server.background import TaskSet, in_pool
 from penstock.server.replication.controller_answers import read_in_sync, read_state
 from penstock.server.replication.controllers import ControllerInfo, Controllers
 from penstock.server.replication.membership import Membership
+from penstock.store.directory import StorePaths, may_lack_acknowledged
 from penstock.transport.peer import Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.cluster_bodies import SyncStateSet
@@ -74,8 +75,12 @@ class ControlledService(Protocol):
     def follow(self, follow: Follow, replica_id: int) -> None:
         """Follow a master, with this id."""
 
-    async def flush(self) -> None:
-        """Have the log on the disk."""
+    async def prepare(self) -> None:
+        """Before this replica takes over: acknowledge nothing more, to clients or to the master
+        that is replaced, and have the log on the disk."""
+
+    def failed(self) -> bool:
+        """Whether this master can't store messages any more."""
 
     def set_answered(self, number: int, *, refused: bool) -> None:
         """The request for another in-sync set than that with this number was answered, or its
@@ -123,7 +128,11 @@ class ControlledBroker:
         self._poll_now = asyncio.Event()
 
     async def join(self) -> int:
-        """Get an id and register; returns the id. Waits until a controller answers."""
+        """Get an id and register; returns the id. Waits until a controller answers.
+
+        Called before the store is opened: then it still shows how the last run has ended.
+        """
+        self._incomplete = await in_pool(self._disk, self._note_power_failure)
         self._registered = await self._membership.join()
         return self.replica_id
 
@@ -133,21 +142,20 @@ class ControlledBroker:
 
     # --- running
 
-    async def start(self, *, log_epoch: int, log_complete: bool) -> None:
+    async def start(self, *, log_epoch: int) -> None:
         """Send heartbeats and learn of elections; the services run already, as a slave."""
-        log_complete = await in_pool(self._disk, lambda: self._note_completeness(log_complete))
-        self._incomplete = not log_complete
         now_ms = self._clock.monotonic_ms()
         self.role = ControlledRole(
-            self.replica_id, log_epoch=log_epoch, log_complete=log_complete, now_ms=now_ms
+            self.replica_id, log_epoch=log_epoch, log_complete=not self._incomplete, now_ms=now_ms
         )
-        if not log_complete:
+        if self._incomplete:
             log.warning(
                 "the machine was restarted and the end of the log may be missing: this replica "
                 "can't be elected before it has caught up with a master"
             )
         self._tasks.spawn(self._repeat(self._run))
         self._tasks.spawn(self._repeat(self._watch_lease))
+        self._tasks.spawn(self._repeat(self._watch_disk))
         for address in self._controllers.addresses:
             self._tasks.spawn(self._repeat(partial(self._send_heartbeats, address)))
 
@@ -161,12 +169,13 @@ class ControlledBroker:
                 log.exception("the contact with the controllers failed; it begins again")
             await pause(self._clock, POLL_MS)
 
-    def _note_completeness(self, complete: bool) -> bool:
-        """Whether the log is complete. Only the first start after a power failure notices that it
-        is not, so that is stored until it is completed. Waits for the disk."""
-        if not complete:
+    def _note_power_failure(self) -> bool:
+        """Whether the end of the log may be missing. Only the first start after a power failure
+        notices that, and it may fail too: so it is stored until the log is complete. Waits for the
+        disk."""
+        if may_lack_acknowledged(self._disk, StorePaths(self._root)):
             self._disk.replace(self._root / INCOMPLETE, b"")
-        return not (self._root / INCOMPLETE).exists()
+        return (self._root / INCOMPLETE).exists()
 
     def _forget_incompleteness(self) -> None:
         """Waits for the disk."""
@@ -259,7 +268,7 @@ class ControlledBroker:
         elected, and it leads."""
         log.info("this replica is elected: it takes over in epoch %d", action.epoch)
         try:
-            await self._service.flush()  # from now on, no other replica need have the log
+            await self._service.prepare()  # from now on, no other replica need have the log
             response = await self._ask_for_set(
                 {self.replica_id}, action.in_sync_epoch, action.epoch
             )
@@ -408,8 +417,21 @@ class ControlledBroker:
 
     # --- handing over
 
+    async def _watch_disk(self) -> None:
+        """A master whose disk has failed has another replica elected, and follows it."""
+        reported = False
+        while True:
+            await pause(self._clock, POLL_MS)
+            if self.role is None or not self.role.leads or not self._service.failed():
+                reported = False
+                continue
+            if not reported:
+                reported = True
+                log.error("this master can't store messages: another replica is to replace it")
+            await self.hand_over()
+
     async def hand_over(self) -> bool:
-        """Before this master stops: have another member of the in-sync set elected."""
+        """Before this master ends: have another member of the in-sync set elected."""
         role = self.role
         if role is None or not role.leads or role.state is None:
             return False
@@ -417,7 +439,7 @@ class ControlledBroker:
         for replica_id in others:
             try:
                 if await self._elect(replica_id, designate=True):
-                    log.info("replica %d is elected, because this master stops", replica_id)
+                    log.info("replica %d is elected in the place of this master", replica_id)
                     return True
             except PenstockError as error:
                 log.warning("can't hand over to replica %d: %s", replica_id, error)

@@ -84,11 +84,15 @@ class ControlledServices:
         if not leads:
             log.warning("this replica is elected: it is the master of epoch %d", lead.epoch)
             if running is not None:
+                self._stop_acknowledging(running, f"this broker begins epoch {lead.epoch}")
                 running.server.hang_up()
             self._assign(AssignedRole(role="sync_master", broker_id=MASTER_ID, epoch=lead.epoch))
             return
-        if running is not None and running.replication.master is not None:
-            running.replication.master.agree(map(str, lead.in_sync), lead.in_sync_epoch)
+        # The services of the last epoch may run still: its set is another one.
+        if running is not None and running.replication.epoch == lead.epoch:
+            master = running.replication.master
+            if master is not None:
+                master.agree(map(str, lead.in_sync), lead.in_sync_epoch)
 
     def follow(self, follow: Follow, replica_id: int) -> None:
         """Follow the master of an epoch."""
@@ -107,7 +111,10 @@ class ControlledServices:
             return
         log.warning("%s is the master of epoch %d: this one steps down", *follow)
         if running is not None:
-            self._stop_writing(running, follow)
+            self._stop_acknowledging(
+                running, f"{follow.address} is the master since epoch {follow.epoch}"
+            )
+            running.server.hang_up()
         self._assign(assigned)
 
     def _assign(self, assigned: AssignedRole) -> None:
@@ -115,22 +122,32 @@ class ControlledServices:
         self.assigned = assigned
         self._restart()
 
-    def _stop_writing(self, running: RunningServices, follow: Follow) -> None:
-        writer, master = running.broker.context.store.writer, running.replication.master
-        if not isinstance(writer.refusal, WriteStopped):
-            writer.refusal = NotMaster(f"{follow.address} is the master since epoch {follow.epoch}")
+    def _stop_acknowledging(self, running: RunningServices, why: str) -> None:
+        """Accept and acknowledge no messages until the services have been restarted."""
+        writer, replication = running.broker.context.store.writer, running.replication
+        if replication.master is None:
+            replication.leave_master()
+            return
         running.broker.role.steps_down = True
-        if master is not None:
-            master.acknowledging = False
-        running.server.hang_up()
+        replication.master.acknowledging = False
+        if not isinstance(writer.refusal, WriteStopped):
+            writer.refusal = NotMaster(why)
 
-    async def flush(self) -> None:
-        """Have the log on the disk, before this replica takes over."""
+    async def prepare(self) -> None:
+        """Before this replica takes over: what it acknowledged to the master that is replaced is on
+        the disk, and nothing is acknowledged after that."""
         running = self._running()
         if running is not None:
+            self._stop_acknowledging(running, "this broker takes over")
             store = running.broker.context.store
             end = store.log.end
             await in_pool(store.disk, lambda: store.sync_log(end))
+
+    def failed(self) -> bool:
+        """Whether this master can't store messages any more: its disk has failed."""
+        running = self._running()
+        refusal = None if running is None else running.broker.context.store.writer.refusal
+        return isinstance(refusal, WriteStopped)
 
     def set_answered(self, number: int, *, refused: bool) -> None:
         running = self._running()

@@ -323,6 +323,12 @@ class Replication:
         self._stop_finding()
         self._finding = asyncio.ensure_future(self._find_master(address))
 
+    def leave_master(self) -> None:
+        """Follow and acknowledge to no master until the next one is known."""
+        self._stop_finding()
+        if self.slave is not None:
+            self.slave.leave_master()
+
     def _stop_finding(self) -> None:
         if self._finding is not None:
             self._finding.cancel()

@@ -118,6 +118,14 @@ class ReplicationSlave:
         if self._following is not None:
             self._following.cancel()  # it may wait for a machine that is gone
 
+    def leave_master(self) -> None:
+        """End the connection, and make no other before `set_master`."""
+        self.master = ""
+        if self.connection is not None:
+            self.connection.close()
+        if self._following is not None:
+            self._following.cancel()
+
     def log_flushed(self) -> None:
         """Called after each flush: acknowledge what is on the disk."""
         if self.connection is not None:

@@ -154,9 +154,7 @@ class BrokerService:
 
     async def _meet_controllers(self, contact: ControlledBroker) -> None:
         """The store is open: the controllers may give this broker its role."""
-        store = self.broker.context.store
-        complete = store.report.pages_kept or self.settings.current.store.sync_flush
-        await contact.start(log_epoch=self.replication.stored_epoch, log_complete=complete)
+        await contact.start(log_epoch=self.replication.stored_epoch)
 
     async def _await_role(self) -> None:
         """Wait until this broker is a slave that follows, or a master that accepts messages."""

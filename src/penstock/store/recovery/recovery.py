@@ -97,7 +97,7 @@ class Recovery(OpenedFiles):
         self._truncation = read_truncation(self.disk, self.paths)
         if self._truncation is not None:
             if snapshot is not None:
-                mark_open(self.disk, self.paths)  # the snapshot describes the longer log
+                self._mark_open()  # the snapshot describes the longer log
                 self.disk.unlink(self.paths.snapshot)
                 self.disk.sync_directory(self.paths.root)
             snapshot, crashed = None, True
@@ -114,7 +114,7 @@ class Recovery(OpenedFiles):
             # Files are written from here on: a crash meanwhile must not look like a clean shutdown.
             # `abort` also says which system opened the store, and the next recovery needs that.
             if not crashed:
-                mark_open(self.disk, self.paths)
+                self._mark_open()
             self.load_queues()
             self._drop_removed(self.queues.rows)
             begin = None
@@ -126,6 +126,9 @@ class Recovery(OpenedFiles):
         writer.plausible_to_ms = MS_MAX
         self.removal.finish_recovery(log_begin=self.segments.first, log_end=self.report.log_end)
         return self.report
+
+    def _mark_open(self) -> None:
+        mark_open(self.disk, self.paths, sync_flush=self.config.sync_flush)
 
     def _recover(
         self,
@@ -285,7 +288,7 @@ class Recovery(OpenedFiles):
         they are.
         """
         self._forget_checkpoint()
-        mark_open(self.disk, self.paths)  # a crash meanwhile must not look like a clean shutdown
+        self._mark_open()  # a crash meanwhile must not look like a clean shutdown
         for queue in self.queues.rows:
             queue.complete = True
         for queue in self._damaged:

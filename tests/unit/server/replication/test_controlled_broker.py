@@ -70,8 +70,11 @@ class FakeService:
     def follow(self, follow: Follow, replica_id: int) -> None:
         pass
 
-    async def flush(self) -> None:
+    async def prepare(self) -> None:
         pass
+
+    def failed(self) -> bool:
+        return False
 
     def set_answered(self, number: int, *, refused: bool) -> None:
         self.answered.append((number, refused))
@@ -104,7 +107,7 @@ def test_only_a_decision_of_the_controllers_is_a_refusal(
         controllers, service = FakeControllers(), FakeService()
         controllers.alter_code = code
         contact = _contact(controllers, service, tmp_path)
-        await contact.start(log_epoch=0, log_complete=True)
+        await contact.start(log_epoch=0)
         contact.learn(MASTER)
         contact.ask_for_set(1, ["1"], 7)
         while not service.answered:
@@ -124,7 +127,7 @@ def test_heartbeats_go_on_after_a_fault(
         controllers = FakeControllers()
         controllers.faults = 2
         contact = _contact(controllers, FakeService(), tmp_path)
-        await contact.start(log_epoch=0, log_complete=True)
+        await contact.start(log_epoch=0)
         while RequestCode.BROKER_HEARTBEAT not in controllers.codes:
             await asyncio.sleep(0.001)
         await contact.close()
