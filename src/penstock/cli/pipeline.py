@@ -17,6 +17,7 @@ from penstock.cli.remote import (
     print_table,
 )
 from penstock.errors import BadSetting
+from penstock.extras import how_to_install
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +31,7 @@ ReportBatch = Callable[["BatchProgress"], None]
 
 @click.group(no_args_is_help=True)
 def pipeline() -> None:
-    """Run ready-made Spark pipelines. Needs penstock[spark]."""
+    """Run ready-made Spark pipelines. Needs the extra spark."""
 
 
 @pipeline.command(name="list")
@@ -290,7 +291,7 @@ def _find(name: str) -> "Pipeline":
         if error.name is None or error.name.startswith("penstock"):
             raise
         raise click.ClickException(
-            f"pipelines need Spark, but {error.name} is not installed; install penstock[spark]"
+            f"pipelines need Spark, but {error.name} is not installed: {how_to_install('spark')}"
         ) from None
 
 

@@ -18,6 +18,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar
 
 from penstock.clock import Clock
 from penstock.errors import BadSetting
+from penstock.extras import how_to_install
 from penstock.transport.peer import split_address
 from penstock.wire.codes import group_fault
 
@@ -76,7 +77,7 @@ class ClientOptions:
                 "access_key and secret_key belong together", hint="give both or neither"
             )
         if self.telemetry and find_spec("opentelemetry") is None:
-            raise BadSetting("telemetry needs OpenTelemetry", hint="pip install 'penstock[otel]'")
+            raise BadSetting("telemetry needs OpenTelemetry", hint=how_to_install("otel"))
 
     @cached_property
     def addresses(self) -> tuple[str, ...]:

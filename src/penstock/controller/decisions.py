@@ -156,18 +156,13 @@ def elect(
     `asking` is the replica that asks; None if the controller has found that the master is dead, for
     the reason `why_dead`. `designated`: this one is to be the master, also if another one is alive.
     """
+    unknown = ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
     if state is None:
-        return _refused(
-            None,
-            ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
-            f"the broker set {name} is not known",
-        )
+        return _refused(None, unknown, f"the broker set {name} is not known")
     if state.never_elected and asking is not None:
         if asking not in state.replicas:
             return _refused(
-                state,
-                ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
-                f"the id {asking} of the broker set {name} is not known",
+                state, unknown, f"the id {asking} of the broker set {name} is not known"
             )
         return _with_master(state, asking, living, now_ms, "first master")
     wanted = asking if designated else None

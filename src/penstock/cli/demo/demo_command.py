@@ -12,6 +12,7 @@ import click
 from penstock.cli.demo.failover_demo import failover
 from penstock.cli.demo.kill_demo import broker
 from penstock.cli.demo.pipeline_demo import pipeline
+from penstock.extras import how_to_install
 
 
 @click.group(invoke_without_command=True)
@@ -27,7 +28,7 @@ def demo(context: click.Context) -> int:
             return code
         print()
     if importlib.util.find_spec("pyspark") is None:
-        print("the pipeline demo needs Spark; install penstock[spark] to run it")
+        print(f"the pipeline demo needs Spark: {how_to_install('spark')}")
         return 0
     return int(context.invoke(pipeline))
 

@@ -9,8 +9,7 @@ import click
 from penstock.cli.remote import ClusterOptions, cluster_options
 from penstock.cli.servers import startup
 from penstock.errors import BadSetting
-
-HOW_TO_INSTALL = "pip install 'penstock[console]'"
+from penstock.extras import how_to_install
 
 
 @click.command(short_help="Run the web console of a cluster.")
@@ -86,7 +85,7 @@ def console(
         from penstock.console.serving import serve
     except ModuleNotFoundError as error:
         raise BadSetting(
-            f"the web console needs the package {error.name}", hint=f"run {HOW_TO_INSTALL}"
+            f"the web console needs the package {error.name}", hint=how_to_install("console")
         ) from error
     from penstock.client.admin.async_admin import AsyncAdmin
     from penstock.client.client_options import ClientKeywords

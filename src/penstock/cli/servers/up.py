@@ -15,6 +15,7 @@ from penstock.config.doc import PORT_MAX
 from penstock.config.settings import Settings
 from penstock.config.sources import LoadedSettings
 from penstock.errors import BadSetting
+from penstock.extras import how_to_install
 
 PORTS_APART = 10
 """The distance between the ports of two brokers: +1 is for replication, +2 for the probe, -2 for
@@ -162,11 +163,11 @@ def up(
 
 def _has_console() -> bool:
     """Whether the packages of the web console are installed; says how to get them if not."""
-    from penstock.cli.servers.console_command import HOW_TO_INSTALL
-
     if all(find_spec(name) is not None for name in ("starlette", "uvicorn")):
         return True
-    print(f"penstock: the web console is not installed; {HOW_TO_INSTALL}", file=sys.stderr)
+    print(
+        f"penstock: the web console is not installed: {how_to_install('console')}", file=sys.stderr
+    )
     return False
 
 

@@ -12,13 +12,14 @@ from typing import Final
 
 from penstock import errors
 from penstock.errors import BadSetting, PenstockError, PipelineFailed
+from penstock.extras import how_to_install
 
 _PENSTOCK_ERROR: Final = re.compile(r"penstock\.errors\.(\w+): (.+)(?:\n *What to do: (.+))?")
 """The last lines of a traceback; the hint is the first note of the exception."""
 _CONDITION: Final = re.compile(r"\[([A-Z_]+(?:\.[A-Z_]+)*)\] (.+?)(?: SQLSTATE: .*)?$", re.M)
 _HINTS: Final = {
     "PATH_NOT_FOUND": "check the path and the permissions",
-    "DATA_SOURCE_NOT_FOUND": "install penstock[spark] on the driver's machine",
+    "DATA_SOURCE_NOT_FOUND": f"on the driver's machine {how_to_install('spark')}",
     "CONCURRENT_STREAM_LOG_UPDATE": "another run uses this checkpoint; stop it first",
     "STREAMING_PYTHON_RUNNER_INITIALIZATION_FAILURE": "--debug shows the worker's output",
 }

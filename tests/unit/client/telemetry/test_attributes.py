@@ -124,5 +124,5 @@ def test_without_opentelemetry_the_option_names_the_extra(monkeypatch: pytest.Mo
     monkeypatch.setattr("penstock.client.client_options.find_spec", lambda name: None)
     with pytest.raises(BadSetting, match=r"telemetry needs OpenTelemetry") as refused:
         ClientOptions(telemetry=True)
-    assert "penstock[otel]" in (refused.value.hint or "")
+    assert "pip install '.[otel]'" in (refused.value.hint or "")
     ClientOptions()
