@@ -64,7 +64,7 @@ from penstock.broker.topics import QUEUES_MAX
 from penstock.broker.transaction.check_back import CHECKS_IN_FLIGHT_MAX, MOVE_AFTER, RECONNECT_MS
 from penstock.broker.transaction.half_messages import OUTCOMES_MAX
 from penstock.cli.servers.supervisor import DELAY_S, DELAY_S_MAX
-from penstock.cli.servers.up import BROKERS_MAX
+from penstock.cli.servers.up_command import BROKERS_MAX
 from penstock.config import Settings, delays_ms
 from penstock.controller.broker_set import HISTORY_MAX
 from penstock.controller.broker_set import REPLICAS_MAX as CONTROLLER_REPLICAS_MAX

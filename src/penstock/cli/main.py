@@ -18,7 +18,10 @@ from penstock.version import VERSION
 
 # name → (module:attribute, short help)
 COMMANDS = {
-    "acl": ("penstock.cli.access.acl:acl", "Manage access rules: grant, deny, list, get, delete."),
+    "acl": (
+        "penstock.cli.access.acl_command:acl",
+        "Manage access rules: grant, deny, list, get, delete.",
+    ),
     "bench": ("penstock.cli.bench.bench_command:bench", "Measure a cluster: send, consume, e2e."),
     "broker": ("penstock.cli.servers.broker_command:broker", "Run a broker."),
     "check": (
@@ -26,11 +29,11 @@ COMMANDS = {
         "Check a cluster, for Nagios and Kubernetes.",
     ),
     "cluster": (
-        "penstock.cli.cluster:cluster",
+        "penstock.cli.cluster_command:cluster",
         "Inspect masters and slaves: status, elections, promote.",
     ),
     "completion": (
-        "penstock.cli.completion:completion",
+        "penstock.cli.completion_command:completion",
         "Print the completion script for bash, zsh or fish.",
     ),
     "console": (
@@ -38,16 +41,16 @@ COMMANDS = {
         "Run the web console of a cluster.",
     ),
     "context": (
-        "penstock.cli.context:context",
+        "penstock.cli.context_command:context",
         "Manage named contexts: servers and credentials of clusters.",
     ),
-    "controller": ("penstock.cli.servers.controller:controller", "Run a controller."),
+    "controller": ("penstock.cli.servers.controller_command:controller", "Run a controller."),
     "demo": (
         "penstock.cli.demo.demo_command:demo",
         "Kill a broker under load and recover it, then run Spark pipelines.",
     ),
     "dlq": (
-        "penstock.cli.messages.dlq:dlq",
+        "penstock.cli.messages.dlq_command:dlq",
         "Dead letters of a group: list, show, resend, export.",
     ),
     "doctor": (
@@ -55,7 +58,7 @@ COMMANDS = {
         "Look for mistakes in the set-up of a cluster.",
     ),
     "explain": (
-        "penstock.cli.messages.explain:explain",
+        "penstock.cli.messages.explain_command:explain",
         "Explain why a message was not consumed, or how a group is.",
     ),
     "export": (
@@ -70,27 +73,39 @@ COMMANDS = {
         "penstock.cli.definitions.definitions_command:import_definitions",
         "Create or change what a file of definitions contains.",
     ),
-    "message": ("penstock.cli.messages.message:message", "Find messages: find, show, resend."),
-    "nameserver": ("penstock.cli.servers.nameserver:nameserver", "Run a NameServer."),
-    "pipeline": ("penstock.cli.pipeline:pipeline", "Run Spark pipelines: list, describe, run."),
+    "message": (
+        "penstock.cli.messages.message_command:message",
+        "Find messages: find, show, resend.",
+    ),
+    "nameserver": ("penstock.cli.servers.nameserver_command:nameserver", "Run a NameServer."),
+    "pipeline": (
+        "penstock.cli.pipeline_command:pipeline",
+        "Run Spark pipelines: list, describe, run.",
+    ),
     "scheduled": (
-        "penstock.cli.messages.waiting:scheduled",
+        "penstock.cli.messages.waiting_command:scheduled",
         "Show and recall messages that wait for their delivery.",
     ),
     "send": ("penstock.cli.messages.send_command:send", "Send messages to a topic."),
     "store": ("penstock.cli.store_command:store", "Inspect store files: stat, verify, dump."),
-    "tail": ("penstock.cli.messages.tail:tail", "Print the messages of a topic as they arrive."),
+    "tail": (
+        "penstock.cli.messages.tail_command:tail",
+        "Print the messages of a topic as they arrive.",
+    ),
     "top": (
         "penstock.cli.top.top_command:top",
         "Show a live screen of brokers, topics and groups.",
     ),
-    "topic": ("penstock.cli.topic:topic", "Manage topics: list, create, describe, delete."),
+    "topic": ("penstock.cli.topic_command:topic", "Manage topics: list, create, describe, delete."),
     "transaction": (
-        "penstock.cli.messages.waiting:transaction",
+        "penstock.cli.messages.waiting_command:transaction",
         "Show transactions that are open.",
     ),
-    "up": ("penstock.cli.servers.up:up", "Run a NameServer and brokers on this machine."),
-    "user": ("penstock.cli.access.user:user", "Manage users: create, update, list, get, delete."),
+    "up": ("penstock.cli.servers.up_command:up", "Run a NameServer and brokers on this machine."),
+    "user": (
+        "penstock.cli.access.user_command:user",
+        "Manage users: create, update, list, get, delete.",
+    ),
 }
 INTERRUPTED = 130
 

@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from penstock.cli.context import context
+from penstock.cli.context_command import context
 from penstock.cli.contexts.config_directory import config_directory, write_private
 from penstock.cli.contexts.context_file import (
     Contexts,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.pipeline import _has_local_files
+from penstock.cli.pipeline_command import _has_local_files
 from penstock.errors import BadSetting
 from penstock.spark.pipelines.insight.insight_pipeline import PIPELINE as INSIGHT
 from penstock.spark.pipelines.local_paths import local_path

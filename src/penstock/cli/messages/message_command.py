@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.answers import NO, NOT_KNOWN, YES, count_option, print_partial, time_options
 from penstock.cli.messages.message_text import (
     BODY_FORMATS,
     MESSAGE_HEADS,
@@ -13,7 +12,8 @@ from penstock.cli.messages.message_text import (
     message_rows,
     stored_json,
 )
-from penstock.cli.messages.resending import plan_and_send, resend_options
+from penstock.cli.messages.resend_dialog import plan_and_send, resend_options
+from penstock.cli.query_options import NO, NOT_KNOWN, YES, count_option, print_partial, time_options
 from penstock.cli.remote import (
     ClusterOptions,
     cluster_options,

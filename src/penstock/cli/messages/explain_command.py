@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.answers import NO, NOT_KNOWN, YES, print_partial, with_servers
 from penstock.cli.messages.message_text import one_line
+from penstock.cli.query_options import NO, NOT_KNOWN, YES, print_partial, with_servers
 from penstock.cli.remote import (
     ClusterOptions,
     cluster_options,

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from penstock.cli.answers import print_partial
 from penstock.cli.messages.message_text import one_line
+from penstock.cli.query_options import print_partial
 from penstock.cli.remote import ClusterOptions, json_option, print_json, print_table, run
 from penstock.cli.terminal import size_text, time_text
 
