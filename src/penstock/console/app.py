@@ -23,8 +23,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.console.api import load_endpoints
-from penstock.console.api.session import COOKIE, session_json
-from penstock.console.context import ANYBODY, Console
+from penstock.console.api.session_api import COOKIE, session_json
+from penstock.console.console_context import ANYBODY, Console
+from penstock.console.console_settings import is_loopback
 from penstock.console.endpoints import (
     BODY_BYTES_MAX,
     ApiError,
@@ -37,7 +38,6 @@ from penstock.console.openapi import openapi
 from penstock.console.security.accounts import Login
 from penstock.console.security.audit import AuditEntry, detail_of
 from penstock.console.security.sessions import same_token
-from penstock.console.settings import is_loopback
 from penstock.errors import PenstockError
 from penstock.version import VERSION
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.client.admin.async_admin import AsyncAdmin
+from penstock.console.console_settings import ConsoleSettings, Logins
 from penstock.console.jobs import Jobs
-from penstock.console.monitoring.watch import ClusterWatch
+from penstock.console.monitoring.cluster_watch import ClusterWatch
 from penstock.console.reset_plans import ResetPlans
 from penstock.console.security.accounts import Accounts, Login, LoginSource, Role
 from penstock.console.security.audit import AuditLog
@@ -16,7 +17,6 @@ from penstock.console.security.broker_logins import BrokerLogins, ClientFor
 from penstock.console.security.database import Database
 from penstock.console.security.login_limit import LoginLimit
 from penstock.console.security.sessions import Sessions
-from penstock.console.settings import ConsoleSettings, Logins
 
 ANYBODY = Login("local", Role.ADMIN)
 """The user of a console without logins: whoever has access to this machine."""

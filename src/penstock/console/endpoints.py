@@ -33,7 +33,7 @@ from penstock.errors import (
 )
 
 if TYPE_CHECKING:
-    from penstock.console.context import Console
+    from penstock.console.console_context import Console
 
 T = TypeVar("T")
 Handler = Callable[["Call"], Awaitable[Any]]

@@ -10,10 +10,10 @@ import uvicorn
 
 from penstock.client.admin.async_admin import AsyncAdmin
 from penstock.console.app import create_app
-from penstock.console.context import create_console
+from penstock.console.console_context import create_console
+from penstock.console.console_settings import ConsoleSettings, Logins
 from penstock.console.security.accounts import FIRST_ACCOUNT
 from penstock.console.security.broker_logins import ClientFor
-from penstock.console.settings import ConsoleSettings, Logins
 
 BACKLOG = 128
 CLOSE_S = 1

@@ -22,10 +22,10 @@ from penstock.client.admin.async_admin import (
     TopicSettings,
 )
 from penstock.console.app import create_app
-from penstock.console.context import Console, create_console
+from penstock.console.console_context import Console, create_console
+from penstock.console.console_settings import ConsoleSettings
+from penstock.console.monitoring.cluster_snapshot import GroupFigures, Snapshot, TopicFigures
 from penstock.console.monitoring.history import History
-from penstock.console.monitoring.snapshot import GroupFigures, Snapshot, TopicFigures
-from penstock.console.settings import ConsoleSettings
 
 T = TypeVar("T")
 

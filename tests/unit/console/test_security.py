@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.console.console_settings import ConsoleSettings, Logins
 from penstock.console.security.accounts import Login, Role
-from penstock.console.settings import ConsoleSettings, Logins
 from penstock.errors import BadSetting
 from tests.unit.console.console_kit import TestedConsole
 

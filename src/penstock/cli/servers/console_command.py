@@ -89,8 +89,8 @@ def console(
         ) from error
     from penstock.client.admin.async_admin import AsyncAdmin
     from penstock.client.client_options import ClientKeywords
+    from penstock.console.console_settings import ConsoleSettings, Logins, is_loopback
     from penstock.console.pipeline_runs import default_directory
-    from penstock.console.settings import ConsoleSettings, Logins, is_loopback
 
     chosen = logins or ("none" if is_loopback(host) else "console")
     settings = ConsoleSettings(

@@ -5,20 +5,20 @@ import importlib
 from penstock.console.endpoints import ENDPOINTS, Endpoint
 
 MODULES = (
-    "session",
-    "overview",
-    "topics",
-    "groups",
-    "resets",
-    "messages",
-    "tail",
-    "dead_letters",
-    "scheduled",
-    "transactions",
-    "cluster",
-    "access",
-    "pipelines",
-    "saved_searches",
+    "session_api",
+    "overview_api",
+    "topics_api",
+    "groups_api",
+    "resets_api",
+    "messages_api",
+    "tail_api",
+    "dead_letters_api",
+    "scheduled_api",
+    "transactions_api",
+    "cluster_api",
+    "access_api",
+    "pipelines_api",
+    "saved_searches_api",
 )
 
 

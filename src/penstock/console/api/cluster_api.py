@@ -3,7 +3,7 @@
 from typing import Any
 
 from penstock.client.admin.async_admin import BrokerState, ReplicaStatus
-from penstock.console.api.overview import first_snapshot
+from penstock.console.api.overview_api import first_snapshot
 from penstock.console.endpoints import Call, endpoint
 from penstock.console.security.accounts import Role
 from penstock.errors import InvalidParameter, PenstockError

@@ -6,7 +6,7 @@ from penstock.client.admin.admin_resend import origin_topic
 from penstock.client.admin.admin_values import TopicKind
 from penstock.client.diagnosis.resending import plan_resend
 from penstock.client.received_message import ReceivedMessage
-from penstock.console.api.overview import first_snapshot
+from penstock.console.api.overview_api import first_snapshot
 from penstock.console.endpoints import ApiError, Call, endpoint
 from penstock.console.messages.message_json import message_row
 from penstock.console.messages.resends import plan_json, start_resend

@@ -6,11 +6,11 @@ from typing import Any
 from penstock.client.admin.admin_values import QueueProgress
 from penstock.client.admin.async_admin import GroupInfo
 from penstock.client.diagnosis.explain import explain_group
-from penstock.console.api.overview import first_snapshot
+from penstock.console.api.overview_api import first_snapshot
 from penstock.console.endpoints import Call, endpoint
 from penstock.console.messages.facts import facts_json
+from penstock.console.monitoring.cluster_snapshot import Snapshot
 from penstock.console.monitoring.lag import group_lag, group_lag_ms, queue_lag, queue_lag_ms
-from penstock.console.monitoring.snapshot import Snapshot
 from penstock.console.paging import PARAMETERS, page_of
 from penstock.console.security.accounts import Role
 from penstock.errors import GroupNotExist, InvalidParameter, PenstockError

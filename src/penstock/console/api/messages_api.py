@@ -16,7 +16,7 @@ from penstock.console.messages.message_json import message_detail, message_row
 from penstock.console.messages.resends import plan_json, start_resend
 from penstock.console.messages.resume_token import decode_resume, encode_resume
 from penstock.console.messages.search_text import SearchText, parse_search
-from penstock.console.messages.traces import read_trace
+from penstock.console.messages.trace_json import read_trace
 from penstock.console.security.accounts import Role
 from penstock.errors import InvalidParameter
 from penstock.wire.bodies.client_bodies import MessageQueue

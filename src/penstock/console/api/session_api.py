@@ -2,11 +2,11 @@
 
 from starlette.requests import Request
 
-from penstock.console.context import ANYBODY, Console
+from penstock.console.console_context import ANYBODY, Console
+from penstock.console.console_settings import Logins
 from penstock.console.endpoints import ApiError, Call, endpoint, json_response
 from penstock.console.security.accounts import Role, role_of
 from penstock.console.security.audit import AuditEntry
-from penstock.console.settings import Logins
 from penstock.version import VERSION
 
 COOKIE = "penstock_console"

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.client.admin.async_admin import TopicInfo
-from penstock.console.api.overview import first_snapshot
+from penstock.console.api.overview_api import first_snapshot
 from penstock.console.endpoints import Call, endpoint
-from penstock.console.monitoring.snapshot import Snapshot
-from penstock.console.monitoring.watch import measure_topic
+from penstock.console.monitoring.cluster_snapshot import Snapshot
+from penstock.console.monitoring.cluster_watch import measure_topic
 from penstock.console.paging import PARAMETERS, page_of
 from penstock.console.security.accounts import Role
 from penstock.errors import InvalidParameter

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.client.admin.admin_values import TopicKind
-from penstock.console.monitoring.snapshot import Snapshot
+from penstock.console.monitoring.cluster_snapshot import Snapshot
 from penstock.wire.codes import DLQ_TOPIC_PREFIX
 
 DISK_WARN = 0.75

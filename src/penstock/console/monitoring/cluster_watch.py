@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from penstock.client.admin.admin_values import TopicKind
 from penstock.client.admin.async_admin import AsyncAdmin, GroupInfo, TopicInfo
+from penstock.console.monitoring.cluster_snapshot import GroupFigures, Snapshot, TopicFigures
 from penstock.console.monitoring.history import History, Sample
 from penstock.console.monitoring.lag import group_lag, group_lag_ms
-from penstock.console.monitoring.snapshot import GroupFigures, Snapshot, TopicFigures
 from penstock.errors import PenstockError
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import TopicStatsTable

@@ -8,7 +8,7 @@ from penstock.client.admin.async_admin import (
     TopicKind,
 )
 from penstock.console.monitoring.alarms import duration_text, find_alarms
-from penstock.console.monitoring.snapshot import Snapshot
+from penstock.console.monitoring.cluster_snapshot import Snapshot
 from penstock.errors import PeerUnreachable
 from tests.unit.console.console_kit import (
     BROKER,

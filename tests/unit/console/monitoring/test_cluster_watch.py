@@ -9,8 +9,12 @@ import pytest
 
 from penstock.client.admin.admin_core import BrokerResults
 from penstock.client.admin.async_admin import ClusterState, GroupMembers, GroupProgress
-from penstock.console.monitoring import watch as watch_module
-from penstock.console.monitoring.watch import GROUPS_PER_INTERVAL, TOPICS_PER_INTERVAL, ClusterWatch
+from penstock.console.monitoring import cluster_watch as watch_module
+from penstock.console.monitoring.cluster_watch import (
+    GROUPS_PER_INTERVAL,
+    TOPICS_PER_INTERVAL,
+    ClusterWatch,
+)
 from penstock.errors import PeerUnreachable
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import TopicOffset, TopicStatsTable
