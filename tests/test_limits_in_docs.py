@@ -68,7 +68,7 @@ from penstock.cli.servers.up_command import BROKERS_MAX
 from penstock.config import Settings, delays_ms
 from penstock.controller.broker_set import HISTORY_MAX
 from penstock.controller.broker_set import REPLICAS_MAX as CONTROLLER_REPLICAS_MAX
-from penstock.controller.handlers import NAME_CHARACTERS_MAX, NAMES_MAX
+from penstock.controller.controller import NAME_CHARACTERS_MAX, NAMES_MAX
 from penstock.nameserver.kv_config import KEY_CHARS_MAX, TOTAL_CHARS_MAX, VALUE_CHARS_MAX
 from penstock.server.answer_executor import (
     SUSPENDED_MAX,
@@ -78,7 +78,7 @@ from penstock.server.client_calls import CLIENT_CALLS_MAX, CLIENT_CALLS_PER_CLIE
 from penstock.server.connection import FRAME_MS_MAX, IN_FLIGHT_MAX, PROGRESS_BYTES
 from penstock.server.controller.etcd.controller_lease import TTL_S as CONTROLLER_TTL_S
 from penstock.server.controller.etcd.etcd_backend import SILENT_MS
-from penstock.server.controller.etcd.watch import TICK_MS
+from penstock.server.controller.etcd.etcd_watch import TICK_MS
 from penstock.server.controller.liveness import GRACE_MS
 from penstock.server.controller.living_replicas import REPLICAS_MAX as HEARD_REPLICAS_MAX
 from penstock.server.group_notifications import AT_ONCE_MAX, PAUSE_MS

@@ -1,8 +1,8 @@
 """The clock as a parameter: its interface, and the real clock on an event loop.
 
 Every delay of the servers and the client uses `Clock.wake_at`, so that days can pass in
-milliseconds in a test (`penstock.testing.clock`). Times are `now_ms`, milliseconds since 1970.
-`monotonic_ms` is never set back and is used to measure durations.
+milliseconds in a test (`penstock.testing.virtual_clock`). Times are `now_ms`, milliseconds since
+1970. `monotonic_ms` is never set back and is used to measure durations.
 
 This module imports nothing else from Penstock.
 """

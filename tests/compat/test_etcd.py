@@ -17,7 +17,7 @@ from penstock.controller.broker_set import (
     ReplicaRecord,
 )
 from penstock.errors import EtcdError
-from penstock.server.controller.etcd import watch as watch_module
+from penstock.server.controller.etcd import etcd_watch as watch_module
 from penstock.server.controller.living_replicas import ReplicaKey
 from tests.client.proxy import Proxy
 from tests.depth import rounds

@@ -127,7 +127,7 @@ def test_an_untrusted_certificate_is_refused(
 ) -> None:
     other = make_pair(tmp_path, "other")
     monkeypatch.setattr("penstock.server.controller.etcd.etcd_backend.START_MS", 100)
-    monkeypatch.setattr("penstock.server.controller.etcd.client.CALL_MS", 2_000)
+    monkeypatch.setattr("penstock.server.controller.etcd.etcd_client.CALL_MS", 2_000)
 
     async def main() -> None:
         async with controller(with_tls.endpoints, etcd_ca=str(other.certificate)) as one:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from penstock.nameserver.handlers import FIXED_SETTINGS
+from penstock.nameserver.nameserver import FIXED_SETTINGS
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import DataVersion, QueueData, TopicConfig, TopicRouteData
 from penstock.wire.bodies.registration_bodies import RegisterBrokerBody, body_crc32, encode_register

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from penstock.server.controller.etcd.client import Endpoint
+from penstock.server.controller.etcd.etcd_client import Endpoint
 
 
 class Received(NamedTuple):

@@ -14,7 +14,7 @@ from penstock.errors import BrokerNameTaken
 from penstock.server.registration.nameserver_registration import NameServerRegistration
 from penstock.server.services.broker_service import BrokerService
 from penstock.server.services.nameserver_service import NameServerService
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from penstock.wire.bodies.client_bodies import DataVersion, TopicConfig
 from penstock.wire.bodies.registration_bodies import RegisterBrokerBody
 from penstock.wire.bodies.table_bodies import TopicConfigAndMappingSerializeWrapper

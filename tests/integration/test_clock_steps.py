@@ -9,7 +9,7 @@ import pytest
 from penstock.config import BrokerConfig, NameServerConfig, ServerConfig, Settings
 from penstock.server.services.broker_service import BrokerService
 from penstock.server.services.nameserver_service import NameServerService
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from penstock.transport.peer import Peer, Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (

@@ -261,8 +261,7 @@ def test_a_controller_without_etcd_is_not_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It starts, refuses requests, and says why."""
-    from penstock.server.controller.etcd import client as etcd_client
-    from penstock.server.controller.etcd import etcd_backend
+    from penstock.server.controller.etcd import etcd_backend, etcd_client
 
     monkeypatch.setattr(etcd_backend, "START_MS", 100)
     monkeypatch.setattr(etcd_client, "CALL_MS", 300)

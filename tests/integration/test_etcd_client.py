@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from penstock.errors import EtcdError, EtcdOutcomeUnknown, EtcdRefused
-from penstock.server.controller.etcd import client as client_module
+from penstock.server.controller.etcd import etcd_client as client_module
 from penstock.server.controller.etcd import http_connection
-from penstock.server.controller.etcd.client import EtcdClient, parse
+from penstock.server.controller.etcd.etcd_client import EtcdClient, parse
+from penstock.server.controller.etcd.etcd_messages import PutAnswer
 from penstock.server.controller.etcd.http_connection import HttpError
-from penstock.server.controller.etcd.messages import PutAnswer
 from tests.integration.scripted_server import (
     Received,
     ScriptedServer,

@@ -16,7 +16,7 @@ from penstock.server.registration.nameserver_registration import (
     NameServerRegistration,
     parse_nameservers,
 )
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import DataVersion, QueueData, TopicConfig, TopicRouteData
 from penstock.wire.bodies.registration_bodies import RegisterBrokerBody, body_crc32, decode_register

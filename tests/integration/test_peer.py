@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from penstock.errors import PeerError, PeerLost, PeerTimeout, PeerUnreachable, SystemBusy
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from penstock.transport.peer import Peer, PeerRequest, Response, split_address
 from penstock.wire.frame import BINARY, JSON, Request
 from tests.integration.loops import Frame, Run, Wire, echo, run, serving

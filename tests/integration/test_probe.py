@@ -10,7 +10,7 @@ import pytest
 
 from penstock.metrics import Registry
 from penstock.server.metrics.probe import CONNECTIONS_MAX, REQUEST_BYTES_MAX, Probe, serve_probe
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from tests.integration.loops import Run, run
 
 __all__ = ["run"]

@@ -3,7 +3,7 @@
 import asyncio
 
 from penstock.server.registration.route_queries import CACHE_MS, RouteQueries
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from penstock.transport.peer import Peer
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import QueueData, TopicRouteData

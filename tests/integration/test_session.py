@@ -15,7 +15,7 @@ from penstock.client.client_options import ClientKeywords, ClientOptions
 from penstock.client.client_session import MemberResponse, Session
 from penstock.client.topic_routes import Route
 from penstock.errors import ClientClosed, ClientForked, NoNameServer, NoPermission, NoRoute
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from penstock.transport.peer import PeerRequest, Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (

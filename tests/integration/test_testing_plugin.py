@@ -30,7 +30,7 @@ from penstock import (
     ReceivedMessage,
     TransactionProducer,
 )
-from penstock.testing import InProcessBroker, clock_driver, cluster
+from penstock.testing import InProcessBroker, clock_driver, in_process_cluster
 from penstock.testing.plugin import (  # noqa: F401
     penstock_broker,
     penstock_consumer,
@@ -346,10 +346,10 @@ def test_a_broker_that_fails_to_start_leaves_no_files(
 
 
 def test_a_port_that_is_taken_meanwhile_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    free_port = cluster._free_port
+    free_port = in_process_cluster._free_port
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = iter([taken.getsockname()[1], free_port()])
-        monkeypatch.setattr(cluster, "_free_port", lambda: next(ports))
+        monkeypatch.setattr(in_process_cluster, "_free_port", lambda: next(ports))
         with InProcessBroker() as broker:
             broker.create_topic("T")
 

@@ -17,7 +17,7 @@ import pytest
 from penstock.config import TlsConfig
 from penstock.errors import PeerUntrusted, TlsError
 from penstock.server.listener import Listener, TlsListener, listen
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from penstock.transport.peer import Peer
 from penstock.transport.tls import Tls, outgoing_context, server_context
 from penstock.wire.output import encode

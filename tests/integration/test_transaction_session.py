@@ -6,7 +6,7 @@ import pytest
 
 from penstock.client.transaction.async_transaction_producer import AsyncTransactionProducer
 from penstock.errors import NoNameServer
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from tests.integration.loops import Run, run, serving
 from tests.integration.test_session import DEAD, FakeCluster
 

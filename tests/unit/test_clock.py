@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock.clock import LoopClock, finish_within, pause
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 
 
 def test_alarms_fire_by_time_then_by_creation() -> None:

@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from penstock.broker.delay.timers import Timers
     from penstock.broker.pop.pop_message import Pop
     from penstock.broker.request_reply import Replies
-    from penstock.broker.retry.dead_letters import DeadLetters
+    from penstock.broker.retry.dead_letter_queues import DeadLetters
     from penstock.broker.send import SendHandler
     from penstock.broker.transaction.transactions import Transactions
 

@@ -20,7 +20,7 @@ from penstock.broker.pop.pop_message import Pop
 from penstock.broker.redirect import Redirects
 from penstock.broker.request_reply import Replies
 from penstock.broker.retry.consumer_send_back import ConsumerSendBack
-from penstock.broker.retry.dead_letters import DeadLetters
+from penstock.broker.retry.dead_letter_queues import DeadLetters
 from penstock.broker.send import SendHandler
 from penstock.broker.transaction.transactions import Transactions
 from penstock.rpc.answers import PersistentTable

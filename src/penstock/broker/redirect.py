@@ -12,7 +12,7 @@ from typing import Final
 
 from penstock.broker.delay.delay_levels import delay_level
 from penstock.broker.delay.delay_redirect import DelayRedirect, Redirect
-from penstock.broker.retry.dead_letters import DeadLetters
+from penstock.broker.retry.dead_letter_queues import DeadLetters
 from penstock.broker.transaction.transactions import Transactions
 from penstock.errors import MessageIllegal
 from penstock.wire.codes import (

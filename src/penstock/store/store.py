@@ -38,7 +38,7 @@ from penstock.store.put import NO_QUEUE, StoreWriter
 from penstock.store.recovery.checkpoint import Checkpoint, write_checkpoint
 from penstock.store.recovery.opened_files import QUEUE_ID_MAX, Progress
 from penstock.store.recovery.recovery import Recovery
-from penstock.store.recovery.snapshot import Snapshot, index_rows
+from penstock.store.recovery.shutdown_snapshot import Snapshot, index_rows
 from penstock.store.recovery_report import Report
 from penstock.store.retention import Deletion
 from penstock.store.segment import Segment

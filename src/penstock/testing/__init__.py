@@ -8,15 +8,15 @@ from penstock.lazy import lazy_exports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from penstock.testing.broker import InProcessBroker
-    from penstock.testing.clock import BrokerClock
-    from penstock.testing.disk import FaultyDisk, PowerCut
+    from penstock.testing.faulty_disk import FaultyDisk, PowerCut
+    from penstock.testing.in_process_broker import InProcessBroker
+    from penstock.testing.virtual_clock import BrokerClock
 
 _MODULES = {
-    "BrokerClock": "clock",
-    "FaultyDisk": "disk",
-    "InProcessBroker": "broker",
-    "PowerCut": "disk",
+    "BrokerClock": "virtual_clock",
+    "FaultyDisk": "faulty_disk",
+    "InProcessBroker": "in_process_broker",
+    "PowerCut": "faulty_disk",
 }
 
 __all__ = ["BrokerClock", "FaultyDisk", "InProcessBroker", "PowerCut"]

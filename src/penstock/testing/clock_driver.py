@@ -17,7 +17,7 @@ from penstock.broker.consumers.client_groups import ConsumerGroup
 from penstock.clock import LoopClock, pause
 from penstock.errors import PenstockError
 from penstock.server.services.broker_service import BrokerService
-from penstock.testing.clock import NEAR_MS, BrokerClock
+from penstock.testing.virtual_clock import NEAR_MS, BrokerClock
 from penstock.testing.virtual_time import VirtualTimeBroker
 from penstock.transport.peer import Peer
 from penstock.wire import fastjson

@@ -24,7 +24,7 @@ import pytest
 
 if TYPE_CHECKING:
     from penstock.client import Consumer, Producer
-    from penstock.testing.broker import InProcessBroker
+    from penstock.testing.in_process_broker import InProcessBroker
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def penstock_settings() -> dict[str, Any]:
 @pytest.fixture
 def penstock_broker(penstock_settings: dict[str, Any]) -> "Iterator[InProcessBroker]":
     """A broker for one test. Its clock stands still until `clock.advance(days=3)`."""
-    from penstock.testing.broker import InProcessBroker
+    from penstock.testing.in_process_broker import InProcessBroker
 
     with InProcessBroker(penstock_settings) as broker:
         yield broker

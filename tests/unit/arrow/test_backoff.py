@@ -15,7 +15,7 @@ from penstock.errors import (
     SendFailed,
     TlsError,
 )
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 
 AWAY, STRANGER = PeerUnreachable("away", address="a:1"), PeerUntrusted("bad", address="b:1")
 DENIED = NoPermission("not you")

@@ -9,7 +9,7 @@ from penstock.arrow.connection_options import ConnectionOptions
 from penstock.arrow.source_options import SourceOptions, TopicSelection
 from penstock.client import Admin, Message, Producer
 from penstock.errors import NoQueue, NoRoute, ReadGaveUp
-from penstock.testing.broker import InProcessBroker
+from penstock.testing.in_process_broker import InProcessBroker
 from penstock.transport.peer import Peer, Response
 from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import ResponseCode

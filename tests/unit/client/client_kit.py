@@ -20,7 +20,7 @@ from penstock.client.topic_routes import Route
 from penstock.config import Settings
 from penstock.errors import ClientClosed, NoRoute, PeerTimeout, refusal
 from penstock.rpc.answers import Reply, Suspend
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from penstock.transport.peer import Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import BrokerData, HeartbeatData, QueueData, TopicRouteData

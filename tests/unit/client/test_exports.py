@@ -77,7 +77,7 @@ def test_library_is_silent_without_logging_configuration_except_for_failed_handl
         import logging, sys
         sys.stderr = sys.stdout
         from penstock.client.handler_failures import HandlerFailures
-        from penstock.testing.clock import VirtualClock
+        from penstock.testing.virtual_clock import VirtualClock
         log = logging.getLogger("penstock.client.test")
         log.error("not shown")
         HandlerFailures(VirtualClock()).report(log, "Orders", "shown", ValueError("no"))

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from penstock.client.handler_failures import KINDS_MAX, HandlerFailures, is_logged, show_error
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 
 log = logging.getLogger("penstock.client.test_handler_failures")
 unconfigured = logging.Logger("penstock.client")  # without a parent: no other handler

@@ -7,8 +7,8 @@ from typing import Any
 
 from penstock.config import ControllerConfig, LiveSettings, Settings
 from penstock.controller.broker_set import BrokerSet, Heartbeat, LiveReplica, Living
+from penstock.controller.controller import Controller
 from penstock.controller.decisions import Decision
-from penstock.controller.handlers import Controller
 from penstock.rpc.answers import ClientId, Reply, WhenDone
 from penstock.rpc.command import Command
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.config import LiveSettings, NameServerConfig, Settings
-from penstock.nameserver.handlers import NameServer
+from penstock.nameserver.nameserver import NameServer
 from penstock.rpc.answers import Answer, InThread, Reply
 from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.command import Command

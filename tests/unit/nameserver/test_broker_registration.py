@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from penstock.nameserver import handlers
+from penstock.nameserver import nameserver
 from penstock.rpc.answers import CloseConnection
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (
@@ -124,7 +124,7 @@ def test_a_new_version_replaces_the_topics() -> None:
 def test_a_repeated_registration_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     env = NameServerFixture()
     env.register()
-    monkeypatch.setattr(handlers, "read_body", None)
+    monkeypatch.setattr(nameserver, "read_body", None)
     env.now_ms += 119_000
     assert env.register().code == 0
     env.now_ms += 119_000

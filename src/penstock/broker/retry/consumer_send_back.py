@@ -9,7 +9,7 @@ from typing import Final
 
 from penstock.broker.auto_creations import BROKER
 from penstock.broker.context import BrokerContext
-from penstock.broker.retry.dead_letters import DeadLetters
+from penstock.broker.retry.dead_letter_queues import DeadLetters
 from penstock.errors import NoPermission, Refused
 from penstock.rpc.answers import Answer, InThread, Reply, reply_when_flushed
 from penstock.rpc.command import Command

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cli.top.group_figures import GroupFigures, TopicOfGroup, largest, sum_up
-from penstock.cli.top.snapshot import BrokerRow, CounterRates, GroupRow, Snapshot, TopicRow
+from penstock.cli.top.screen_snapshot import BrokerRow, CounterRates, GroupRow, Snapshot, TopicRow
 from penstock.errors import PenstockError
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import ConsumeStatsList, TopicStatsTable

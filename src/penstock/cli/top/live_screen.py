@@ -11,9 +11,9 @@ from rich.text import Text
 
 from penstock.cli.remote import ClusterOptions
 from penstock.cli.top.collector import Collector
-from penstock.cli.top.keys import KeyReader
 from penstock.cli.top.screen import ScreenState, screen
-from penstock.cli.top.snapshot import Snapshot
+from penstock.cli.top.screen_snapshot import Snapshot
+from penstock.cli.top.terminal_keys import KeyReader
 from penstock.errors import PenstockError
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.terminal import size_text
-from penstock.cli.top.snapshot import (
+from penstock.cli.top.screen_snapshot import (
     SORTS,
     BrokerRow,
     GroupRow,

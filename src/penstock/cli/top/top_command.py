@@ -11,7 +11,7 @@ from penstock.cli.remote import ClusterOptions, cluster_options, json_option, pr
 from penstock.cli.times import to_duration
 
 if TYPE_CHECKING:
-    from penstock.cli.top.snapshot import Snapshot
+    from penstock.cli.top.screen_snapshot import Snapshot
 
 
 @click.command(short_help="Show a live screen of brokers, topics and groups.")

@@ -18,7 +18,7 @@ from penstock.client.consumer.offset_store import OffsetStore
 from penstock.client.consumer.rebalance import RebalanceListener, Rebalancer
 from penstock.client.messages import MessageQueue
 from penstock.client.received_message import ReceivedMessage
-from penstock.client.telemetry.options import make_spans
+from penstock.client.telemetry.span_creation import make_spans
 from penstock.client.trace.trace_writer import Tracer
 
 

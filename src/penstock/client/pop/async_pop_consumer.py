@@ -23,7 +23,7 @@ from penstock.client.pop.pop_options import PopConsumerOptions, check_invisible_
 from penstock.client.pop.pop_source import PopLimits, PopSource
 from penstock.client.pop.popped_messages import MESSAGES_MAX, PopTarget, receipt_of
 from penstock.client.received_message import ReceivedMessage
-from penstock.client.telemetry.options import make_spans
+from penstock.client.telemetry.span_creation import make_spans
 from penstock.client.topic_routes import Route
 from penstock.clock import pause
 from penstock.errors import InvalidParameter, PenstockError, TopicNotExist

@@ -18,7 +18,7 @@ from penstock.client.producer.request_client import RequestClient, reply_message
 from penstock.client.producer.sending import Sender
 from penstock.client.producer.span_sender import SpanSender
 from penstock.client.received_message import ReceivedMessage
-from penstock.client.telemetry.options import make_spans
+from penstock.client.telemetry.span_creation import make_spans
 from penstock.client.topic_routes import Route
 from penstock.client.trace.trace_writer import Tracer, make_tracer
 from penstock.errors import InvalidParameter, PenstockError

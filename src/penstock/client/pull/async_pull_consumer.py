@@ -25,7 +25,7 @@ from penstock.client.messages import MessageQueue
 from penstock.client.pull.pull_core import PullCore, public_queue
 from penstock.client.pull.pull_options import PullConsumerOptions
 from penstock.client.received_message import ReceivedMessage
-from penstock.client.telemetry.options import make_spans
+from penstock.client.telemetry.span_creation import make_spans
 from penstock.errors import InvalidParameter, QueueNotAssigned
 from penstock.wire.codes import RequestCode
 

@@ -8,8 +8,8 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, TracerProvider
 
 from penstock.client.received_message import ReceivedMessage
-from penstock.client.telemetry import attributes as names
-from penstock.client.telemetry.attributes import extract, links_of, received_attributes
+from penstock.client.telemetry import span_attributes as names
+from penstock.client.telemetry.span_attributes import extract, links_of, received_attributes
 from penstock.client.telemetry.spans import error_type
 from penstock.version import VERSION
 

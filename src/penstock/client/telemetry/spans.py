@@ -25,8 +25,8 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, TracerProvider
 from penstock.client.client_session import Session
 from penstock.client.messages import Message, SendReceipt
 from penstock.client.received_message import ReceivedMessage
-from penstock.client.telemetry import attributes as names
-from penstock.client.telemetry.attributes import (
+from penstock.client.telemetry import span_attributes as names
+from penstock.client.telemetry.span_attributes import (
     TRACEPARENT,
     Attributes,
     common_topic,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from penstock.clock import Clock, LoopClock
 from penstock.config import LiveSettings, Settings
-from penstock.controller.handlers import Controller
-from penstock.controller.signed_changes import SignedChanges
+from penstock.controller.controller import Controller
+from penstock.controller.signed_controller_changes import SignedChanges
 from penstock.metrics import Registry
 from penstock.server.controller.broker_set_states import BrokerSetStates
 from penstock.server.controller.broker_set_store import BrokerSetStore, FileStore

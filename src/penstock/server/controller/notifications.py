@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from penstock.clock import Clock, pause
 from penstock.controller.broker_set import BrokerSet
-from penstock.controller.handlers import role_change_body, role_change_fields
+from penstock.controller.controller import role_change_body, role_change_fields
 from penstock.errors import PenstockError
 from penstock.server.background import TaskSet
 from penstock.transport.peer import Peer, Sign

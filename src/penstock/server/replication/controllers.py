@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.controller.handlers import GROUP
+from penstock.controller.controller import GROUP
 from penstock.errors import ControllerUnreachable, PeerError
 from penstock.transport.peer import Peer, Response, Sign
 from penstock.wire.codes import RequestCode, ResponseCode

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from penstock.clock import Clock, LoopClock
 from penstock.config import LiveSettings, Settings
-from penstock.nameserver.handlers import NameServer
-from penstock.nameserver.signed_changes import SignedChanges
+from penstock.nameserver.nameserver import NameServer
+from penstock.nameserver.signed_nameserver_changes import SignedChanges
 from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.persistence import Persistence
 from penstock.server.listener import is_loopback

@@ -6,7 +6,7 @@ reads no holes: mostly that is nothing, or the few MiB that were allocated ahead
 """
 
 from penstock.store.recovery.damage import DamageJudge
-from penstock.store.recovery.snapshot import Snapshot
+from penstock.store.recovery.shutdown_snapshot import Snapshot
 from penstock.store.recovery_report import Report
 from penstock.store.segment import SegmentList
 from penstock.wire.record import BLANK, NOTHING, RECORD, StoredRecord

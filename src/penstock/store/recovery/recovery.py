@@ -42,7 +42,7 @@ from penstock.store.recovery.log_replay import Replay
 from penstock.store.recovery.log_tail import save_tail
 from penstock.store.recovery.missing_log import refuse_missing_log
 from penstock.store.recovery.opened_files import OpenedFiles, Progress, is_queue_name
-from penstock.store.recovery.snapshot import (
+from penstock.store.recovery.shutdown_snapshot import (
     FileCheck,
     QueueRow,
     Snapshot,

@@ -26,7 +26,7 @@ from penstock.store.disk import Disk
 from penstock.store.index import NAME_DIGITS as INDEX_NAME_DIGITS
 from penstock.store.index import index_file_bytes
 from penstock.store.recovery.checkpoint import Checkpoint
-from penstock.store.recovery.snapshot import Snapshot
+from penstock.store.recovery.shutdown_snapshot import Snapshot
 from penstock.store.segment import NAME_DIGITS
 from penstock.store.tools.file_pieces import CHUNK_BYTES, LogFile, read_piece, search
 from penstock.store.tools.log_scan import LogWindow

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.broker.retry.dead_letters import group_of
+from penstock.broker.retry.dead_letter_queues import group_of
 from penstock.config import Settings, delays_ms
 from penstock.errors import DiskFull, MessageIllegal, PenstockError
 from penstock.rpc.answers import EncodedReply, InThread, Reply

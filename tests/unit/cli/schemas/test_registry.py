@@ -11,7 +11,7 @@ from penstock.cli.schemas import cluster_output, top_output
 from penstock.cli.schemas.__main__ import main
 from penstock.cli.schemas.json_values import JsonValue
 from penstock.cli.schemas.registry import OUTPUTS, schema_of
-from penstock.cli.top.snapshot import BrokerRow, GroupRow, TopicRow
+from penstock.cli.top.screen_snapshot import BrokerRow, GroupRow, TopicRow
 from penstock.client.admin.replication.admin_replication import Election
 from tests import json_kit
 

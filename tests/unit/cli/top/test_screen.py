@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from penstock.cli.top.keys import keys_of
 from penstock.cli.top.screen import ScreenState, age_text, number_text, screen
-from penstock.cli.top.snapshot import BrokerRow, GroupRow, Snapshot, TopicRow
+from penstock.cli.top.screen_snapshot import BrokerRow, GroupRow, Snapshot, TopicRow
+from penstock.cli.top.terminal_keys import keys_of
 
 MASTER = BrokerRow(
     cluster="c", name="broker-a", id=0, address="h:1", version="penstock 0.1.0", role="sync_master",

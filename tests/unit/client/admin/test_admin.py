@@ -28,7 +28,7 @@ from penstock.client.admin.admin_values import (
 from penstock.client.admin.async_admin import AsyncAdmin
 from penstock.client.consumer.subscription import Subscription
 from penstock.errors import HeaderError, NoPermission, NoRoute, PeerUnreachable, SystemBusy
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from penstock.transport.peer import Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (

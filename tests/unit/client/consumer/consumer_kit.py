@@ -8,7 +8,7 @@ from penstock.client.client_options import ClientOptions
 from penstock.client.consumer.process_queue import FlowLimits, ProcessQueue
 from penstock.client.received_message import ReceivedMessage, decode_records
 from penstock.errors import PenstockError
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.message import encode_host, encode_properties
 from penstock.wire.record import OK, Record

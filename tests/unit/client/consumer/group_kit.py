@@ -11,7 +11,7 @@ from penstock.client.consumer.rebalance import Allocation
 from penstock.client.messages import MessageQueue
 from penstock.client.topic_routes import Route
 from penstock.errors import NoRoute, PeerUnreachable, refusal
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from penstock.transport.peer import Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import ConsumerConnection

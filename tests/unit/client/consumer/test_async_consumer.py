@@ -21,7 +21,7 @@ from penstock.errors import (
     InvalidParameter,
     NoNameServer,
 )
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from tests.unit.client.consumer.consumer_kit import QUEUE
 
 DEAD_ADDRESS = "127.0.0.1:1"

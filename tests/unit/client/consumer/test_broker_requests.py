@@ -13,7 +13,7 @@ from penstock.client.consumer.offset_store import RemoteBrokerOffsetStore
 from penstock.client.consumer.rebalance import Rebalancer
 from penstock.client.messages import MessageQueue
 from penstock.client.received_message import HANDLING
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from penstock.transport.peer import PeerRequest, Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import (

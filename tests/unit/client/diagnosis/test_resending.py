@@ -11,7 +11,7 @@ from penstock.client.diagnosis.resending import ResendProgress, plan_resend, res
 from penstock.client.messages import MessageQueue, SendReceipt, SendStatus
 from penstock.client.received_message import ReceivedMessage, decode_records
 from penstock.errors import InvalidParameter, PeerLost, PenstockError
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from tests.unit.client.consumer.consumer_kit import record
 from tests.unit.client.diagnosis.evidence_kit import members
 

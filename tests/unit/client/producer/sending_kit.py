@@ -12,7 +12,7 @@ from penstock.client.producer.producer_options import SendOptions
 from penstock.client.producer.sending import Sender
 from penstock.client.topic_routes import Route
 from penstock.errors import ClientClosed, NoRoute, PeerError, PeerUnreachable
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from penstock.transport.pending_calls import PendingCalls
 from penstock.wire.bodies.client_bodies import BrokerData, QueueData, TopicRouteData
 from penstock.wire.frame import FRAME_BYTES_MAX, JSON, Request

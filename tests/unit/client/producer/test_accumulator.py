@@ -17,7 +17,7 @@ from penstock.errors import (
     PenstockError,
     TooMuchInFlight,
 )
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 
 
 class Sends:

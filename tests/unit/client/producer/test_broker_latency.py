@@ -9,7 +9,7 @@ import pytest
 from penstock.client.client_session import Session
 from penstock.client.producer.broker_latency import BrokerFaults, avoid_period_ms
 from penstock.errors import PeerUnreachable
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from penstock.wire.bodies.client_bodies import MessageQueue
 
 

@@ -26,7 +26,7 @@ from penstock.errors import (
     PeerTimeout,
     Refused,
 )
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from penstock.transport.peer import PeerRequest
 from penstock.wire.bodies.client_bodies import BrokerData, QueueData, TopicRouteData
 from penstock.wire.codes import RequestCode, ResponseCode

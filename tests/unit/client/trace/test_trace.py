@@ -23,7 +23,7 @@ from penstock.client.trace.trace_writer import (
     make_tracer,
 )
 from penstock.errors import PeerTimeout
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 
 TOPIC = "RMQ_SYS_TRACE_TOPIC"
 ID = "7F0000010539659C1B2D6D5B2F0A0000"

@@ -31,7 +31,7 @@ from penstock.errors import (
     TransactionOpen,
     refusal,
 )
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from penstock.transport.peer import PeerRequest, Response
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.message import encode_properties

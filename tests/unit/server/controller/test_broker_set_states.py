@@ -16,7 +16,7 @@ from penstock.server.controller.broker_set_states import BrokerSetStates
 from penstock.server.controller.broker_set_store import Versioned
 from penstock.server.controller.liveness import GRACE_MS, LocalLiveness
 from penstock.server.controller.notifications import PAUSES_MS, Notifications
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from penstock.wire.codes import ResponseCode
 
 from .test_liveness import FakeProcesses

@@ -10,7 +10,7 @@ from penstock.server.controller.controller_metrics import (
     add_etcd_metrics,
 )
 from penstock.server.controller.etcd.etcd_backend import EtcdBackend
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 
 PAGE = Path(__file__).parents[4] / "docs" / "metrics.md"
 

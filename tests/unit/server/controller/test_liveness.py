@@ -14,7 +14,7 @@ from penstock.server.controller import living_replicas
 from penstock.server.controller.liveness import GRACE_MS, REFUSED, TICK_MS, LocalLiveness
 from penstock.server.controller.living_replicas import ReplicaKey
 from penstock.server.controller.process_check import ProcessCheck
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 
 NAME = "b"
 FIRST = ReplicaKey(NAME, 1)

@@ -19,7 +19,7 @@ from penstock.spark.sink.at_least_once import AtLeastOnceWriter, BatchSender, cl
 from penstock.spark.sink.row_messages import RowMessage
 from penstock.spark.sink.send_batches import SINGLE_ROWS_MAX, SendBatch, make_send_batches
 from penstock.spark.sink.sink_options import SinkOptions
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 
 OK = SendStatus.SEND_OK
 

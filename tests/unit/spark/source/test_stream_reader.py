@@ -19,7 +19,7 @@ from penstock.arrow.source_options import SourceOptions, TopicSelection
 from penstock.errors import BadSetting, DataLost, NoNameServer, PeerUnreachable, ReadGaveUp
 from penstock.spark.source.data_source import DefaultSource
 from penstock.spark.source.stream_reader import QUEUE_REFRESH_MS, TopicStreamReader
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 from penstock.wire.bodies.client_bodies import MessageQueue
 
 Q = [MessageQueue("orders", "broker-a", n) for n in range(8)]

@@ -8,8 +8,8 @@ from typing import Final
 
 from penstock.clock import Clock, pause
 from penstock.errors import EtcdError, EtcdRefused
-from penstock.server.controller.etcd.client import FAILED_PRECONDITION, EtcdClient, parse
-from penstock.server.controller.etcd.messages import KeepAliveLine, LeaseAnswer, PutAnswer
+from penstock.server.controller.etcd.etcd_client import FAILED_PRECONDITION, EtcdClient, parse
+from penstock.server.controller.etcd.etcd_messages import KeepAliveLine, LeaseAnswer, PutAnswer
 
 log = logging.getLogger(__name__)
 

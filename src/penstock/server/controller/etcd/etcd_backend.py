@@ -10,14 +10,14 @@ from typing import Any
 from penstock.clock import Clock, finish_within, pause
 from penstock.config.controller_settings import ControllerConfig, etcd_endpoints
 from penstock.errors import EtcdError, EtcdRefused, TlsError
-from penstock.server.controller.etcd.client import Endpoint, EtcdClient
 from penstock.server.controller.etcd.controller_lease import ControllerLease, random_number
+from penstock.server.controller.etcd.etcd_client import Endpoint, EtcdClient
+from penstock.server.controller.etcd.etcd_keys import Keys
 from penstock.server.controller.etcd.etcd_store import EtcdStore
-from penstock.server.controller.etcd.keys import Keys
+from penstock.server.controller.etcd.etcd_watch import Watch
 from penstock.server.controller.etcd.reported_liveness import ReportedLiveness
 from penstock.server.controller.etcd.reports import Reports
 from penstock.server.controller.etcd.view import View
-from penstock.server.controller.etcd.watch import Watch
 
 log = logging.getLogger(__name__)
 

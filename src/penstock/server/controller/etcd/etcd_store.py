@@ -22,9 +22,9 @@ from penstock.clock import Clock, pause
 from penstock.controller.broker_set import BrokerSet, decode_broker_set
 from penstock.errors import EtcdError, StoreDamaged
 from penstock.server.controller.broker_set_store import Versioned
-from penstock.server.controller.etcd.client import EtcdClient
-from penstock.server.controller.etcd.keys import Keys
-from penstock.server.controller.etcd.messages import (
+from penstock.server.controller.etcd.etcd_client import EtcdClient
+from penstock.server.controller.etcd.etcd_keys import Keys
+from penstock.server.controller.etcd.etcd_messages import (
     KeyValue,
     Message,
     RangeAnswer,

@@ -25,10 +25,10 @@ import msgspec
 from penstock.clock import Clock, pause
 from penstock.controller.broker_set import Heartbeat, LiveReplica
 from penstock.errors import EtcdError
-from penstock.server.controller.etcd.client import EtcdClient
 from penstock.server.controller.etcd.controller_lease import ControllerLease
-from penstock.server.controller.etcd.keys import Keys, ReportKey
-from penstock.server.controller.etcd.messages import (
+from penstock.server.controller.etcd.etcd_client import EtcdClient
+from penstock.server.controller.etcd.etcd_keys import Keys, ReportKey
+from penstock.server.controller.etcd.etcd_messages import (
     KeyValue,
     Message,
     RangeAnswer,

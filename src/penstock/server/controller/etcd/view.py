@@ -15,8 +15,8 @@ import msgspec
 
 from penstock.controller.broker_set import BrokerSet, LiveReplica, decode_broker_set
 from penstock.errors import StoreDamaged
-from penstock.server.controller.etcd.keys import Keys, ReportKey
-from penstock.server.controller.etcd.messages import KeyValue
+from penstock.server.controller.etcd.etcd_keys import Keys, ReportKey
+from penstock.server.controller.etcd.etcd_messages import KeyValue
 from penstock.server.controller.living_replicas import ReplicaKey
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.errors import EtcdError, EtcdRefused
-from penstock.server.controller.etcd.messages import decode
+from penstock.server.controller.etcd.etcd_messages import decode
 
 T = TypeVar("T")
 

@@ -13,11 +13,11 @@ import pytest
 from penstock.controller.broker_set import BrokerSet
 from penstock.errors import EtcdError, StoreDamaged
 from penstock.server.controller.etcd import etcd_store
-from penstock.server.controller.etcd.client import EtcdClient
+from penstock.server.controller.etcd.etcd_client import EtcdClient
+from penstock.server.controller.etcd.etcd_keys import Keys
 from penstock.server.controller.etcd.etcd_store import WRITERS_MAX, EtcdStore, with_write
-from penstock.server.controller.etcd.keys import Keys
 from penstock.server.controller.etcd.view import View
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 
 from .etcd_model import EtcdModel
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 from penstock.controller.broker_set import BrokerSet, Heartbeat, LiveReplica, ReplicaRecord
-from penstock.server.controller.etcd.client import EtcdClient
 from penstock.server.controller.etcd.controller_lease import RENEW_MS, TTL_S, ControllerLease
-from penstock.server.controller.etcd.keys import Keys
-from penstock.server.controller.etcd.messages import KeyValue
+from penstock.server.controller.etcd.etcd_client import EtcdClient
+from penstock.server.controller.etcd.etcd_keys import Keys
+from penstock.server.controller.etcd.etcd_messages import KeyValue
 from penstock.server.controller.etcd.reported_liveness import ReportedLiveness
 from penstock.server.controller.etcd.reports import OFFSETS_MS, RETRY_MS, WINDOW_MS, Reports
 from penstock.server.controller.etcd.view import View
 from penstock.server.controller.living_replicas import ReplicaKey
-from penstock.testing.clock import VirtualClock
+from penstock.testing.virtual_clock import VirtualClock
 
 from .etcd_model import EtcdModel
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from penstock.controller.broker_set import BrokerSet
-from penstock.server.controller.etcd.keys import Keys, ReportKey
-from penstock.server.controller.etcd.messages import KeyValue
+from penstock.server.controller.etcd.etcd_keys import Keys, ReportKey
+from penstock.server.controller.etcd.etcd_messages import KeyValue
 from penstock.server.controller.etcd.view import LiveValue, View
 from penstock.server.controller.living_replicas import ReplicaKey
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from penstock.controller.broker_set import LiveReplica
-from penstock.controller.handlers import (
+from penstock.controller.controller import (
     CHECK_CODE_CHARACTERS_MAX,
     HEARTBEAT_MS_RANGE,
     NAME_CHARACTERS_MAX,
     NAMES_MAX,
 )
-from penstock.controller.signed_changes import READS
+from penstock.controller.signed_controller_changes import READS
 from penstock.wire.codes import RequestCode, ResponseCode
 
 from .controller_kit import ADDRESS, NOW_MS, ControllerFixture

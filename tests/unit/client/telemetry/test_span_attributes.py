@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from penstock.client.client_options import ClientOptions
 from penstock.client.messages import Message
-from penstock.client.telemetry.attributes import (
+from penstock.client.telemetry.span_attributes import (
     common_topic,
     extract,
     links_of,

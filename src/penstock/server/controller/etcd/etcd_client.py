@@ -30,12 +30,12 @@ import msgspec
 from penstock.clock import Clock, LoopClock, finish_within, pause
 from penstock.errors import EtcdError, EtcdOutcomeUnknown, EtcdRefused
 from penstock.metrics import Histogram
+from penstock.server.controller.etcd.etcd_messages import Refusal, Status, Token, decode
 from penstock.server.controller.etcd.http_connection import (
     HttpConnection,
     HttpError,
     HttpResponse,
 )
-from penstock.server.controller.etcd.messages import Refusal, Status, Token, decode
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.config import AccessConfig
 from penstock.errors import BadSetting
-from penstock.nameserver.signed_changes import READS, SignedChanges
+from penstock.nameserver.signed_nameserver_changes import READS, SignedChanges
 from penstock.rpc.answers import Reply
 from penstock.rpc.command import Command
 from penstock.wire.codes import RequestCode, ResponseCode

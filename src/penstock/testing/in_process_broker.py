@@ -20,8 +20,8 @@ from typing import Any, Generic, Self, TypeVar
 from penstock.client.received_message import ReceivedMessage
 from penstock.client.sync.loop_thread import LoopThread
 from penstock.clock import LoopClock, pause
-from penstock.testing.clock import BrokerClock
-from penstock.testing.cluster import InProcessCluster
+from penstock.testing.in_process_cluster import InProcessCluster
+from penstock.testing.virtual_clock import BrokerClock
 from penstock.wire.codes import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 T = TypeVar("T")

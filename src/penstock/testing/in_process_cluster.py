@@ -12,8 +12,8 @@ from penstock.errors import refusal
 from penstock.server.services.broker_service import BrokerService
 from penstock.server.services.nameserver_service import NameServerService
 from penstock.store.get import FOUND
-from penstock.testing.clock import BrokerClock
 from penstock.testing.clock_driver import ClockDriver
+from penstock.testing.virtual_clock import BrokerClock
 from penstock.testing.virtual_time import UnsyncedDisk, VirtualTimeBroker
 from penstock.transport.peer import Peer
 from penstock.wire.codes import PERM_READ_WRITE, RequestCode, ResponseCode

@@ -15,11 +15,10 @@ import logging
 
 from penstock.clock import Clock, pause
 from penstock.errors import EtcdError
-from penstock.server.controller.etcd.client import EtcdClient, parse
 from penstock.server.controller.etcd.controller_lease import ControllerLease
-from penstock.server.controller.etcd.http_connection import HttpError
-from penstock.server.controller.etcd.keys import Keys
-from penstock.server.controller.etcd.messages import (
+from penstock.server.controller.etcd.etcd_client import EtcdClient, parse
+from penstock.server.controller.etcd.etcd_keys import Keys
+from penstock.server.controller.etcd.etcd_messages import (
     KeyValue,
     Message,
     PutAnswer,
@@ -31,6 +30,7 @@ from penstock.server.controller.etcd.messages import (
     prefix_request,
     put_request,
 )
+from penstock.server.controller.etcd.http_connection import HttpError
 from penstock.server.controller.etcd.view import View
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Rates, sums and the order of rows."""
 
 from penstock.cli.top.group_figures import largest, sum_up
-from penstock.cli.top.snapshot import CounterRates, GroupRow, TopicRow, sorted_rows
+from penstock.cli.top.screen_snapshot import CounterRates, GroupRow, TopicRow, sorted_rows
 from penstock.wire.bodies.admin_bodies import ConsumeStats, ConsumeStatsList, OffsetWrapper
 from penstock.wire.bodies.client_bodies import MessageQueue
 
