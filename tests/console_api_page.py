@@ -61,7 +61,7 @@ def render() -> str:
     parts = [HEAD]
     module = ""
     for one in load_endpoints():
-        its_module = one.handler.__module__.rpartition(".")[2]
+        its_module = one.handler.__module__.rpartition(".")[2].removesuffix("_api")
         if its_module != module:
             module = its_module
             parts.append(f"\n## {TITLES[module]}\n")

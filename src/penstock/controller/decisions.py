@@ -183,12 +183,10 @@ def elect(
             f"nothing is known of the log of replica {chosen} of {name} before its first heartbeat",
         )
     if chosen is not None:
-        reason = "asked for by an operator" if designated else _loss(state, why_dead)
+        cause = "asked for by an operator" if designated else _loss(state, why_dead)
         if restarted:
-            reason = f"replica {asking} was restarted"
-        if chosen not in (state.before or state.in_sync):
-            reason += f"; unclean: replica {chosen} was not in the in-sync set"
-        return _with_master(state, chosen, living, now_ms, reason)
+            cause = f"replica {asking} was restarted"
+        return _with_master(state, chosen, living, now_ms, _reason(state, chosen, cause))
     if asking is not None:
         return _refused(
             state,
@@ -205,6 +203,13 @@ def _loss(state: BrokerSet, why_dead: str) -> str:
         return "there was no master"
     dead = f"replica {state.master_id} is dead"
     return f"{dead}: {why_dead}" if why_dead else dead
+
+
+def _reason(state: BrokerSet, chosen: int, cause: str) -> str:
+    """Why a replica became the master, for the history of elections."""
+    if chosen in (state.before or state.in_sync):
+        return cause
+    return f"{cause}; unclean: replica {chosen} was not in the in-sync set"
 
 
 def _without_master(state: BrokerSet, name: str, now_ms: int, why_dead: str) -> Decision:
