@@ -2,14 +2,14 @@
 transactions, and records what was acknowledged and what it received.
 
 It outlives the broker: a request without a response counts as not acknowledged, and the client
-continues with the next broker. Each sender waits for its response before it sends again, so the
-messages of a queue are stored in the order of their numbers.
+continues with the next broker, perhaps at another address. Each sender waits for its response
+before it sends again, so the messages of a queue are stored in the order of their numbers.
 """
 
 import asyncio
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +18,20 @@ from penstock.transport.peer import Peer, PeerRequest, Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import HeartbeatData, ProducerData
 from penstock.wire.codes import RequestCode, ResponseCode
-from penstock.wire.message import StoredMessage, decode_message, decode_messages, encode_properties
+from penstock.wire.message import (
+    StoredMessage,
+    decode_message,
+    decode_messages,
+    encode_batch,
+    encode_properties,
+)
 from penstock.wire.message_ids import decode_offset_id
 
 GROUP = "G"
 RETRIES = f"%RETRY%{GROUP}"
+DEAD_LETTERS = f"%DLQ%{GROUP}"
 CALL_MS = 20_000
+PAUSE_S = 0.05
 PREPARED, COMMIT, ROLLBACK, UNKNOWN = 0x04, 0x08, 0x0C, 0
 _ABSENT = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
 _NOTHING = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
@@ -69,6 +77,8 @@ class History:
 
     sent: dict[str, Sent] = field(default_factory=dict)
     sent_back: dict[str, SentBack] = field(default_factory=dict)
+    given_up: dict[str, SentBack] = field(default_factory=dict)
+    """Messages that were sent back once more, as dead letters."""
     got: dict[Place, list[Received]] = field(default_factory=dict)
     checks: int = 0
 
@@ -84,9 +94,13 @@ def now_ms() -> int:
 class Driver:
     """All clients of one broker, over one connection."""
 
-    def __init__(self, address: str, seed: str) -> None:
+    def __init__(self, address: str, seed: str, *, refused: Collection[int] = ()) -> None:
+        """A response with a code of `refused` counts as none."""
         self.history = History()
         self.rng = random.Random(seed)
+        self.life = 0
+        """How often the broker has come up."""
+        self._refused = refused
         self._peer = Peer(address, on_request=self._asked)
         self._up = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -111,14 +125,22 @@ class Driver:
         if self._faults:
             raise self._faults[0]
 
-    async def broker_is_up(self) -> None:
-        """Send a heartbeat, so that the broker can check transactions."""
+    async def broker_is_up(self, address: str = "") -> None:
+        """Go on at the broker, or at its new address."""
+        if address and address != self._peer.address:
+            await self._peer.close()
+            self._peer = Peer(address, on_request=self._asked)
+        await self.send_heartbeat()
+        self.life += 1
+        self._up.set()
+
+    async def send_heartbeat(self) -> None:
+        """So that the broker can check transactions."""
         data = HeartbeatData(client_id="driver", producer_data_set=[ProducerData(group_name=GROUP)])
         answer = await self._peer.call(
             RequestCode.HEART_BEAT, {}, fastjson.encode(data), timeout_ms=CALL_MS
         )
         assert answer.code == 0, answer
-        self._up.set()
 
     def broker_dies(self) -> None:
         self._up.clear()
@@ -130,12 +152,16 @@ class Driver:
         await self._peer.close()
 
     async def ask(self, code: int, ext: dict[str, str], body: bytes = b"") -> Response | None:
-        """The response, or None if the broker died before it."""
+        """The response, or None if the broker died before it or refuses the request."""
         await self._up.wait()
         try:
-            return await self._peer.call(code, ext, body, timeout_ms=CALL_MS)
+            answer = await self._peer.call(code, ext, body, timeout_ms=CALL_MS)
         except PeerError:
             return None
+        if answer.code in self._refused:
+            await asyncio.sleep(PAUSE_S)
+            return None
+        return answer
 
     # --- sending
 
@@ -145,11 +171,9 @@ class Driver:
     ) -> Response | None:  # fmt: skip
         """Send a message and record it; returns the response if there is one."""
         self.history.sent[name] = sent
-        named = {"UNIQ_KEY": name.upper().ljust(32, "0"), "KEYS": name, **properties}
         ext = {
-            "a": GROUP, "b": topic, "c": "TBW102", "d": "4", "e": str(queue_id),
-            "f": str(sys_flag), "g": str(sent.sent_ms), "h": "0", "j": "0", "m": "false",
-            "i": encode_properties(named).decode(),
+            **self._send_header(topic, queue_id, sent.sent_ms), "f": str(sys_flag),
+            "i": encode_properties({**self._named(name), **properties}).decode(),
         }  # fmt: skip
         answer = await self.ask(RequestCode.SEND_MESSAGE_V2, ext, name.encode())
         if answer is None:
@@ -157,6 +181,27 @@ class Driver:
         assert answer.code == 0, answer
         sent.acked = True
         return answer
+
+    async def send_batch(self, names: list[str], topic: str, queue_id: int, sent_ms: int) -> None:
+        """Send messages as a batch and record them."""
+        sent = {name: Sent(sent_ms, sent_ms) for name in names}
+        self.history.sent |= sent
+        body = encode_batch((name.encode(), 0, self._named(name)) for name in names)
+        ext = {**self._send_header(topic, queue_id, sent_ms), "m": "true"}
+        answer = await self.ask(RequestCode.SEND_BATCH_MESSAGE, ext, body)
+        if answer is not None:
+            assert answer.code == 0, answer
+            for one in sent.values():
+                one.acked = True
+
+    def _named(self, name: str) -> dict[str, str]:
+        return {"UNIQ_KEY": name.upper().ljust(32, "X"), "KEYS": name}
+
+    def _send_header(self, topic: str, queue_id: int, sent_ms: int) -> dict[str, str]:
+        return {
+            "a": GROUP, "b": topic, "c": "TBW102", "d": "4", "e": str(queue_id),
+            "f": "0", "g": str(sent_ms), "h": "0", "j": "0", "m": "false",
+        }  # fmt: skip
 
     async def send_transaction(
         self, name: str, topic: str, queue_id: int, sent: Sent, properties: dict[str, str]
@@ -228,7 +273,7 @@ class Driver:
         if answer is None or answer.code in _NOTHING:
             return []
         if answer.code in _ABSENT:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(PAUSE_S)
             return []
         assert answer.code == 0, (topic, queue_id, offset, answer)
         at = now_ms()
@@ -240,10 +285,18 @@ class Driver:
     async def send_back(self, got: Received) -> None:
         """Send a message back with a delay of a second, until that is acknowledged."""
         sent_back = self.history.sent_back.setdefault(got.name, SentBack(now_ms()))
+        await self._send_back(got, sent_back, retries_max=16)
+
+    async def give_up(self, got: Received) -> None:
+        """Send a message back that has been retried as often as allowed."""
+        given_up = self.history.given_up.setdefault(got.name, SentBack(now_ms()))
+        await self._send_back(got, given_up, retries_max=got.message.reconsume_times)
+
+    async def _send_back(self, got: Received, sent_back: SentBack, *, retries_max: int) -> None:
         ext = {
             "offset": str(got.message.physical_offset), "group": GROUP, "delayLevel": "1",
             "originMsgId": got.message.message_id, "originTopic": got.message.topic,
-            "unitMode": "false", "maxReconsumeTimes": "16",
+            "unitMode": "false", "maxReconsumeTimes": str(retries_max),
         }  # fmt: skip
         while not sent_back.acked:
             answer = await self.ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext)

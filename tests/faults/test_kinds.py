@@ -18,6 +18,7 @@ from tests.compat import penstock
 from tests.depth import rounds
 from tests.faults.driver import (
     COMMIT,
+    DEAD_LETTERS,
     RETRIES,
     ROLLBACK,
     Driver,
@@ -29,6 +30,7 @@ from tests.faults.driver import (
 )
 
 QUEUES = 2
+BATCH = 3
 LEVEL_MS = 1000
 ARRIVE_S = 90.0
 SETTLE_S = 3.0
@@ -89,11 +91,21 @@ async def send_late_transaction(driver: Driver, name: str, topic: str, queue_id:
     await driver.send_transaction(name, topic, queue_id, sent, later)
 
 
+async def send_batch(driver: Driver, name: str, topic: str, queue_id: int) -> None:
+    """A batch, whose messages have successive numbers."""
+    queue, _, number = name.rpartition("-")
+    first = int(number) * BATCH
+    names = [f"{queue}-{first + index}" for index in range(BATCH)]
+    await driver.send_batch(names, topic, queue_id, now_ms())
+
+
 KINDS = (
     Kind("plain", send_plain, in_order=True),
     Kind("delayed", send_delayed, in_order=True),
     Kind("timed", send_timed, in_order=False),
     Kind("retried", send_plain, in_order=True),
+    Kind("dead", send_plain, in_order=True),
+    Kind("batched", send_batch, in_order=True),
     Kind("transactional", send_transaction, in_order=False, rolled_back=True),
     Kind("latetransactional", send_late_transaction, in_order=False, rolled_back=True),
 )
@@ -119,8 +131,9 @@ def missing(history: History) -> set[str]:
     lost = set()
     for kind in KINDS:
         lost |= expected(history, kind) - history.names(kind.name)
-    retried = history.names(RETRIES)
-    lost |= {f"{name} again" for name, one in history.sent_back.items() if name not in retried}
+    retried, dead = history.names(RETRIES), history.names(DEAD_LETTERS)
+    lost |= {f"{name} again" for name in history.sent_back if name not in retried}
+    lost |= {f"{name} as a dead letter" for name in history.given_up if name not in dead}
     return lost
 
 
@@ -138,6 +151,16 @@ def check_times(history: History) -> None:
             assert sent.outcome == COMMIT, f"{one.name} was rolled back and came"
             if "transactional" in topic:
                 assert 0 < sent.decided_ms <= one.got_ms, f"{one.name} came undecided"
+
+
+def check_batches(history: History) -> None:
+    """All messages of a batch were stored, one after another, or none."""
+    for (topic, _), rows in history.got.items():
+        if topic == "batched":
+            numbers = [int(one.name.rpartition("-")[2]) for one in rows]
+            for first in range(0, len(numbers), BATCH):
+                batch = numbers[first : first + BATCH]
+                assert batch == [batch[0] // BATCH * BATCH + index for index in range(BATCH)]
 
 
 def check_order(rows: list[Received], place: Place) -> None:
@@ -173,17 +196,49 @@ async def wait_for_all(driver: Driver) -> None:
     assert not lost, f"{len(lost)} did not come: {sorted(lost)[:20]}"
 
 
+class Load:
+    """Messages of every kind, which are sent and consumed until the end."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._stop = asyncio.Event()
+        self._senders: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        driver = self._driver
+        for kind in KINDS:
+            for queue_id in range(QUEUES):
+                self.send(kind, queue_id)
+                then = driver.send_back if kind.name in ("retried", "dead") else None
+                driver.start(driver.consume(kind.name, queue_id, then))
+        driver.start(driver.consume(RETRIES, 0, self._retried))
+        driver.start(driver.consume(DEAD_LETTERS, 0, None))
+
+    def send(self, kind: Kind, queue_id: int) -> None:
+        """Send messages of a kind to a queue until the end."""
+        sender = keep_sending(self._driver, kind, queue_id, self._stop)
+        self._senders.append(self._driver.start(sender))
+
+    async def _retried(self, got: Received) -> None:
+        if got.name.startswith("dead-"):
+            await self._driver.give_up(got)
+
+    async def end(self) -> None:
+        """Stop sending, wait until everything has come, and read it once more."""
+        self._stop.set()
+        await asyncio.gather(*self._senders)
+        await wait_for_all(self._driver)
+        await asyncio.sleep(SETTLE_S)
+        self._driver.check()
+        await read_again(self._driver)
+
+
 async def run(broker: penstock.Broker, mode: str) -> History:
     rng, driver = random.Random(f"kinds-{mode}"), Driver(broker.address, mode)
-    stop, senders = asyncio.Event(), []
+    load = Load(driver)
     await asyncio.to_thread(broker.start)
     await driver.broker_is_up()
-    for kind in KINDS:
-        for queue_id in range(QUEUES):
-            senders.append(driver.start(keep_sending(driver, kind, queue_id, stop)))
-            then = driver.send_back if kind.name == "retried" else None
-            driver.start(driver.consume(kind.name, queue_id, then))
-    driver.start(driver.consume(RETRIES, 0, None))
+    load.start()
     for _ in range(rounds(ci=2, proof=20)):
         await asyncio.sleep(rng.uniform(0.2, 2.5))
         driver.broker_dies()
@@ -192,12 +247,7 @@ async def run(broker: penstock.Broker, mode: str) -> History:
         await asyncio.to_thread(broker.start)
         await driver.broker_is_up()
     await asyncio.sleep(0.5)
-    stop.set()
-    await asyncio.gather(*senders)
-    await wait_for_all(driver)
-    await asyncio.sleep(SETTLE_S)
-    driver.check()
-    await read_again(driver)
+    await load.end()
     await driver.close()
     return driver.history
 
@@ -215,9 +265,16 @@ def test_every_kind_of_message_survives_kill_9(tmp_path: Path, mode: str) -> Non
         broker.stop()
     finally:
         broker.kill()
+    check(history, mode)
+
+
+def check(history: History, title: str) -> None:
+    """What is promised for each kind holds."""
     check_times(history)
+    check_batches(history)
+    shared = RETRIES, DEAD_LETTERS
     for place, rows in history.got.items():
-        if place[0] == RETRIES or next(k for k in KINDS if k.name == place[0]).in_order:
+        if place[0] in shared or next(k for k in KINDS if k.name == place[0]).in_order:
             check_order(rows, place)
     for kind in KINDS:
         wanted, came = expected(history, kind), history.names(kind.name)
@@ -225,9 +282,10 @@ def test_every_kind_of_message_survives_kill_9(tmp_path: Path, mode: str) -> Non
         places = [rows for (topic, _), rows in history.got.items() if topic == kind.name]
         twice = sum(map(len, places)) - len(came)
         print(
-            f"{mode} {kind.name}: {len(wanted)} promised, {len(came)} came, {twice} of them twice"
+            f"{title} {kind.name}: {len(wanted)} promised, {len(came)} came, {twice} of them twice"
         )
         if kind.rolled_back:
             sent = {n: s for n, s in history.sent.items() if n.startswith(f"{kind.name}-")}
             assert any(one.outcome == ROLLBACK for one in sent.values())
+    assert history.given_up, "no message became a dead letter"
     assert history.checks, "no transaction was checked"
