@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from . import maven
 
@@ -297,8 +297,20 @@ def java_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+class ControllerPorts(NamedTuple):
+    """Where a controller listens: for brokers and DLedger, and for JRaft."""
+
+    port: int
+    raft_port: int
+
+
+def controller_group(count: int) -> tuple[ControllerPorts, ...]:
+    """The controllers of a group."""
+    return tuple(ControllerPorts(free_port(), free_port()) for _ in range(count))
+
+
 class Controller(Server):
-    """Apache's controller, alone, with the log of DLedger or of JRaft."""
+    """Apache's controller, alone or one of a group, with the log of DLedger or of JRaft."""
 
     _main_class = "org.apache.rocketmq.controller.ControllerStartup"
     _announcement = "The Controller Server boot success"
@@ -309,24 +321,28 @@ class Controller(Server):
         *,
         version: str = maven.V5_4,
         kind: str = "DLedger",
+        group: Sequence[ControllerPorts] = (),
+        number: int = 0,
         timeout: float = 60.0,
         **conf: Any,
     ) -> None:
         self.version = version
-        port = free_port()
-        raft = f"127.0.0.1:{free_port()}"
+        group = group or controller_group(1)
+        addresses = [f"127.0.0.1:{one.port}" for one in group]
+        raft = [f"127.0.0.1:{one.raft_port}" for one in group]
+        peers = [f"n{index}-{address}" for index, address in enumerate(addresses)]
         defaults: dict[str, Any] = {
             "controllerType": kind,
             "controllerDLegerGroup": "group1",
-            "controllerDLegerPeers": f"n0-127.0.0.1:{port}",
-            "controllerDLegerSelfId": "n0",
+            "controllerDLegerPeers": ";".join(peers),
+            "controllerDLegerSelfId": f"n{number}",
             "controllerStorePath": directory / "store",
             "configStorePath": directory / "controller.properties",
             "mappedFileSize": 1024 * 1024,
             "scanInactiveMasterInterval": 500,
             "scanNotActiveBrokerInterval": 500,
-            "jRaftServerId": raft,
-            "jRaftInitConf": raft,
-            "jRaftControllerRPCAddr": f"127.0.0.1:{port}",
+            "jRaftServerId": raft[number],
+            "jRaftInitConf": ",".join(raft),
+            "jRaftControllerRPCAddr": ",".join(addresses),
         }
-        super().__init__(directory, port, {**defaults, **conf}, timeout)
+        super().__init__(directory, group[number].port, {**defaults, **conf}, timeout)
