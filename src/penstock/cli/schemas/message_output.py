@@ -139,7 +139,7 @@ class GroupAnswer(JsonValue):
     """How a group is."""
 
     group: str
-    verdict: Annotated[str, doc("see the [list of verdicts](messages.md#how-is-a-group)")]
+    verdict: Annotated[str, doc("see the [list of verdicts](messages.md#is-a-group-healthy)")]
     text: Annotated[str, doc("the verdict as a sentence")]
     command: Annotated[str | None, doc("the next command to run")]
     facts: list[ExplainedFact]

@@ -25,7 +25,7 @@ def section(heading: str) -> str:
 def test_every_verdict_is_listed() -> None:
     for heading, verdicts in (
         ("Why was it not consumed?", Verdict),
-        ("How is a group?", GroupVerdict),
+        ("Is a group healthy?", GroupVerdict),
     ):
         rows = re.findall(r"^\| `(\w+)` \|", section(heading), re.MULTILINE)
         fields = {"verdict", "text", "command", "facts", "message", "partial"}
