@@ -1,6 +1,6 @@
 """`penstock cluster …`: the replicas of a cluster."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
@@ -19,12 +19,20 @@ from penstock.cli.remote import (
 from penstock.errors import Refused
 
 if TYPE_CHECKING:
-    from penstock.client.admin.async_admin import Election, PromotionPlan, ReplicaStatus
+    from penstock.client.admin.async_admin import (
+        Election,
+        ElectionHistory,
+        PromotionPlan,
+        ReplicaStatus,
+    )
 
 T = TypeVar("T")
 
 UNKNOWN = "unknown"
 NOT_APPLICABLE = "-"
+
+ELECTIONS_OF_STATUS = 5
+"""The elections of each broker below the table of `cluster status`; `cluster elections` has all."""
 
 
 @click.group(no_args_is_help=True)
@@ -37,15 +45,17 @@ def cluster() -> None:
 @click.option("-c", "--cluster", "in_cluster", help="Only brokers of this cluster.")
 @json_option
 def status(cluster: ClusterOptions, in_cluster: str | None, as_json: bool) -> None:
-    """Show the role, epoch, log end and lag of each master and slave."""
+    """Show the role, epoch, log end and lag of each replica, and the last elections."""
 
-    async def work() -> "tuple[ReplicaStatus, ...]":
+    async def work() -> "tuple[tuple[ReplicaStatus, ...], tuple[ElectionHistory, ...]]":
         async with cluster.admin() as admin:
-            return await admin.replicas(in_cluster)
+            replicas = await admin.replicas(in_cluster)
+            return replicas, await admin.election_histories(replicas)
 
-    replicas = run(work())
+    replicas, histories = run(work())
     if as_json:
-        print_json([_json(replica) for replica in replicas])
+        by_name = {history.broker: history for history in histories}
+        print_json([_json(replica, by_name.get(replica.broker.name)) for replica in replicas])
         return
     heads = ("BROKER", "ID", "ADDRESS", "ROLE", "EPOCH", "LOG END", "BEHIND", "IN SYNC")
     print_table(heads, [_row(replica) for replica in replicas])
@@ -57,6 +67,13 @@ def status(cluster: ClusterOptions, in_cluster: str | None, as_json: bool) -> No
     named = {replica.broker.name for replica in replicas}
     for name in sorted(named - {r.broker.name for r in replicas if r.broker.is_master}):
         print(f"{name} has no master")
+    newest = [one for each in histories for one in each.elections[-ELECTIONS_OF_STATUS:]]
+    if newest:
+        print("\nLast elections:")
+        _print_elections(newest)
+    for history in histories:
+        if history.problem is not None:
+            print(f"the elections of {history.broker} are unknown: {history.problem}")
 
 
 @cluster.command()
@@ -74,17 +91,7 @@ def elections(cluster: ClusterOptions, in_cluster: str | None, as_json: bool) ->
     if as_json:
         print_json([asdict(election) for election in found])
         return
-    rows = [
-        (
-            one.broker,
-            str(one.epoch),
-            str(one.master_id),
-            datetime.fromtimestamp(one.time_ms / 1000).isoformat(" ", "milliseconds"),
-            one.reason,
-        )
-        for one in found
-    ]
-    print_table(("BROKER", "EPOCH", "MASTER", "TIME", "REASON"), rows)
+    _print_elections(found)
 
 
 @cluster.command()
@@ -168,6 +175,20 @@ def _plan_lines(plan: "PromotionPlan") -> Iterator[str]:
         yield f"slave {other.broker.id} ({other.broker.address}) does not answer{lost}"
 
 
+def _print_elections(elections: "Sequence[Election]") -> None:
+    rows = [
+        (
+            one.broker,
+            str(one.epoch),
+            str(one.master_id),
+            datetime.fromtimestamp(one.time_ms / 1000).isoformat(" ", "milliseconds"),
+            one.reason,
+        )
+        for one in elections
+    ]
+    print_table(("BROKER", "EPOCH", "MASTER", "TIME", "REASON"), rows)
+
+
 def _row(replica: "ReplicaStatus") -> tuple[str, ...]:
     broker = replica.broker
     no_epochs = UNKNOWN if replica.problem is not None else NOT_APPLICABLE
@@ -189,8 +210,11 @@ def _text(value: T | None, form: Callable[[T], str]) -> str:
     return UNKNOWN if value is None else form(value)
 
 
-def _json(replica: "ReplicaStatus") -> dict[str, object]:
+def _json(replica: "ReplicaStatus", history: "ElectionHistory | None") -> dict[str, object]:
     broker = replica.broker
+    elections = None
+    if history is not None and history.problem is None:
+        elections = [asdict(election) for election in history.elections]
     return {
         "cluster": broker.cluster,
         "broker": broker.name,
@@ -202,4 +226,5 @@ def _json(replica: "ReplicaStatus") -> dict[str, object]:
         "behind": replica.behind,
         "in_sync": replica.in_sync,
         "error": str(replica.problem or replica.error) or None,
+        "elections": elections,
     }

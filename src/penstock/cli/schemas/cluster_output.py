@@ -5,6 +5,16 @@ from typing import Annotated
 from penstock.cli.schemas.json_values import JsonOutput, JsonValue, doc
 
 
+class Election(JsonValue):
+    """An election of a master by controllers."""
+
+    broker: str
+    epoch: int
+    master_id: Annotated[int, doc("id that the controllers have given to the master")]
+    time_ms: int
+    reason: str
+
+
 class Replica(JsonValue):
     """A master or a slave."""
 
@@ -20,16 +30,10 @@ class Replica(JsonValue):
     behind: Annotated[int | None, doc("bytes of the master's log that a slave lacks")]
     in_sync: Annotated[bool | None, doc("slave: whether the master counts it as in sync")]
     error: Annotated[str | None, doc("why values are unknown, or the slave can't follow")]
-
-
-class Election(JsonValue):
-    """An election of a master by controllers."""
-
-    broker: str
-    epoch: int
-    master_id: Annotated[int, doc("id that the controllers have given to the master")]
-    time_ms: int
-    reason: str
+    elections: Annotated[
+        list[Election] | None,
+        doc("last elections of its broker, the newest last; null if no controller tells of them"),
+    ]
 
 
 OUTPUTS = {

@@ -42,7 +42,11 @@ from penstock.client.admin.admin_waiting import (
     WaitingAdmin,
 )
 from penstock.client.admin.replication.admin_promotion import PromotionAdmin, PromotionPlan
-from penstock.client.admin.replication.admin_replication import Election, ReplicaStatus
+from penstock.client.admin.replication.admin_replication import (
+    Election,
+    ElectionHistory,
+    ReplicaStatus,
+)
 
 __all__ = [
     "AsyncAdmin",
@@ -53,6 +57,7 @@ __all__ = [
     "ClusterState",
     "DirectResult",
     "Election",
+    "ElectionHistory",
     "GroupChanges",
     "GroupInfo",
     "GroupMembers",

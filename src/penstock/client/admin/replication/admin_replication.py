@@ -36,6 +36,16 @@ class Election:
 
 
 @dataclass(frozen=True, slots=True)
+class ElectionHistory:
+    """The last elections of one broker's master, the newest last."""
+
+    broker: str
+    elections: tuple[Election, ...] = ()
+    problem: PenstockError | None = None
+    """Why they are unknown: no controller answered."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaStatus:
     """A master or a slave. An unknown value is None."""
 
@@ -85,15 +95,27 @@ class ReplicationAdmin(ClusterAdmin):
 
         Apache's controllers do not keep them.
         """
-        found = []
-        controllers = {one.broker.name: one.controllers for one in await self.replicas(cluster)}
-        for name, addresses in sorted(controllers.items()):
-            if addresses:
-                found += await self._elections_of(name, addresses)
+        found: list[Election] = []
+        for history in await self.election_histories(await self.replicas(cluster)):
+            if history.problem is not None:
+                raise history.problem
+            found += history.elections
         return tuple(found)
 
-    async def _elections_of(self, name: str, controllers: Sequence[str]) -> list[Election]:
-        """As the first controller that answers tells them."""
+    async def election_histories(
+        self, replicas: Sequence[ReplicaStatus]
+    ) -> tuple[ElectionHistory, ...]:
+        """Of each of these brokers whose master controllers elect, sorted by name."""
+        controllers = {one.broker.name: one.controllers for one in replicas if one.controllers}
+        return tuple(
+            [
+                await self._history_of(name, addresses)
+                for name, addresses in sorted(controllers.items())
+            ]
+        )
+
+    async def _history_of(self, name: str, controllers: Sequence[str]) -> ElectionHistory:
+        """As the first controller that answers tells it."""
         body = fastjson.encode([name])
         code = RequestCode.CONTROLLER_GET_SYNC_STATE_DATA
         problem: PenstockError | None = None
@@ -105,12 +127,12 @@ class ReplicationAdmin(ClusterAdmin):
                 continue
             table = fastjson.decode(answer.body, BrokerReplicasInfoWithHistory).replicas_info_table
             history = table[name].election_history if name in table else []
-            return [
+            elections = (
                 Election(name, one.epoch, one.master_broker_id, one.time_ms, one.reason)
                 for one in history
-            ]
-        assert problem is not None
-        raise problem
+            )
+            return ElectionHistory(name, tuple(elections))
+        return ElectionHistory(name, problem=problem)
 
     async def _ask_replica(self, broker: BrokerAddress) -> _Answers:
         address = broker.address
