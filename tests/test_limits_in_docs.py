@@ -157,7 +157,7 @@ BROKER_ROWS: list[Row] = [
     ("broker.md", "Topic names have at most {} characters, group names {}.",
      (TOPIC_CHARS_MAX, GROUP_CHARS_MAX)),
     ("broker.md", "A topic has at most {:,} queues", (QUEUES_MAX,)),
-    ("broker.md", "A group of up to {} members is told at once", (AT_ONCE_MAX,)),
+    ("broker.md", "All members of a group of up to {} are notified at once", (AT_ONCE_MAX,)),
     ("broker.md", "and then not again for {} ms", (PAUSE_MS,)),
     ("broker.md", "frame {} MiB, header {} MiB",
      (whole(SERVER.frame_bytes_max, MIB), whole(SERVER.header_bytes_max, MIB))),
