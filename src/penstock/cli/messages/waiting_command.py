@@ -17,7 +17,7 @@ from penstock.cli.remote import (
 )
 
 if TYPE_CHECKING:
-    from penstock.cli.schemas.waiting_output import WaitingMessages
+    from penstock.cli.schemas.message_output import WaitingMessages
     from penstock.client.admin.async_admin import OpenTransactions, ScheduledMessages
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -122,7 +122,7 @@ def recall(cluster: ClusterOptions, handles: tuple[str, ...], yes: bool, as_json
         confirm("Recall it?" if len(places) == 1 else "Recall them?", yes=yes)
     done = run(work())
     if as_json:
-        from penstock.cli.schemas.waiting_output import RecalledMessage
+        from penstock.cli.schemas.message_output import RecalledMessage
 
         print_json([RecalledMessage(message_id=one) for one in done])
         return
@@ -158,7 +158,7 @@ def list_transactions(
 
     found = run(work())
     if as_json:
-        from penstock.cli.schemas.waiting_output import HalfMessageList, HalfMessageRow
+        from penstock.cli.schemas.message_output import HalfMessageList, HalfMessageRow
 
         rows = [
             HalfMessageRow(
@@ -206,7 +206,7 @@ def _print_gaps(partial: Iterable[str], unreachable: Iterable[str]) -> None:
 
 
 def _scheduled_json(found: "ScheduledMessages") -> "WaitingMessages":
-    from penstock.cli.schemas.waiting_output import WaitingMessage, WaitingMessages
+    from penstock.cli.schemas.message_output import WaitingMessage, WaitingMessages
 
     return WaitingMessages(
         messages=[

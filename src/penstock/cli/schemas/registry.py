@@ -22,7 +22,6 @@ from penstock.cli.schemas import (
     store_output,
     top_output,
     topic_output,
-    waiting_output,
 )
 from penstock.cli.schemas.json_values import JsonOutput
 
@@ -39,7 +38,6 @@ OUTPUTS: dict[str, JsonOutput] = {
     **store_output.OUTPUTS,
     **top_output.OUTPUTS,
     **topic_output.OUTPUTS,
-    **waiting_output.OUTPUTS,
 }
 """By command, without the word `penstock`."""
 

@@ -1,24 +1,4 @@
-"""JSON as fastjson 1.2 reads and writes it.
-
-Reading. msgspec decodes strict JSON straight into its type; whatever it refuses is read again by a
-tolerant parser, which takes about 25 times as long and therefore has its own size limit:
-
-    {0:"a", -1:"b"}              numbers as keys
-    {{"queueId":0}:7}            objects as keys, also as a string that holds the object
-    {'a':1, b:2}                 single quotes, bare identifiers
-    {,"a":1,,}  [1,,2]           stray commas
-    {"a":null}                   a null member counts as absent, so that its default holds
-    01 +1 1. 1L 1D NaN           numbers of Java; NaN and undefined are null
-
-References (`{"$ref":…}`, written when one Java object occurs twice) are refused with an error that
-names them. Every error is a `BodyError`.
-
-Writing. Members sorted by name, None omitted, bytes as base64, sets sorted. Three forms:
-
-    encode         compact, numbers and objects as bare keys: for bodies
-    encode_pretty  the same with tabs and lines: for files
-    encode_strict  all keys quoted, non-ASCII escaped: routes for clients from 4.9.4 on
-"""
+"""Writes values as JSON, in the three forms that fastjson writes."""
 
 import math
 import re
@@ -26,72 +6,17 @@ from base64 import b64encode
 from collections.abc import Callable
 from enum import Enum
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
 from penstock.errors import BodyError
-from penstock.wire.fastjson_reader import DEPTH_MAX, LOOSE_BYTES_MAX, ObjectKey, read
-
-__all__ = [
-    "BYTES_MAX",
-    "DEPTH_MAX",
-    "LOOSE_BYTES_MAX",
-    "ObjectKey",
-    "RawJson",
-    "build",
-    "decode",
-    "encode",
-    "encode_pretty",
-    "encode_strict",
-    "read",
-]
-
-BYTES_MAX: Final = 16 * 1024 * 1024  # a frame's limit
-
-T = TypeVar("T")
 
 
 class RawJson(str):
     """Text that is JSON already and is written as it is."""
 
     __slots__ = ()
-
-
-def decode(
-    data: bytes | bytearray | memoryview,
-    kind: type[T],
-    *,
-    bytes_max: int = BYTES_MAX,
-    loose_bytes_max: int = LOOSE_BYTES_MAX,
-    depth_max: int = DEPTH_MAX,
-) -> T:
-    """The value of type `kind` that the text holds; unknown members are ignored."""
-    data = bytes(data)
-    if len(data) > bytes_max:
-        raise BodyError.over("JSON body", figure=len(data), limit=bytes_max)
-    if b'"$ref"' not in data and _is_shallow(data, depth_max):
-        try:
-            return _decoder(kind).decode(data)  # type: ignore[no-any-return]
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            pass  # not strict JSON, or another type: the tolerant parser decides
-    loose_max = min(bytes_max, loose_bytes_max)
-    value = read(data, bytes_max=loose_max, depth_max=depth_max)
-    try:
-        return build(value, kind)
-    except BodyError:
-        if b"'{" not in data and b'"{' not in data:
-            raise
-    value = read(data, bytes_max=loose_max, depth_max=depth_max, quoted_objects=True)
-    return build(value, kind)
-
-
-def build(value: Any, kind: type[T]) -> T:
-    """Convert plain values, as `read` returns them, to `kind`."""
-    try:
-        return msgspec.convert(value, kind, strict=False)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
-        raise BodyError(f"JSON body: {error}") from None
 
 
 def encode(value: Any) -> bytes:
@@ -107,47 +32,6 @@ def encode_pretty(value: Any) -> bytes:
 def encode_strict(value: Any) -> bytes:
     """Compact text that any JSON parser accepts: quoted keys, ASCII only."""
     return _encode(value, _STRICT)
-
-
-# --- reading -------------------------------------------------------------------------------------
-
-
-_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
-
-
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    decoder = _DECODERS.get(kind)
-    if decoder is None:
-        decoder = _DECODERS[kind] = msgspec.json.Decoder(kind, strict=False)
-    return decoder
-
-
-_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b'[]{}"'))
-_AS_BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
-_ESCAPE_PAIR: Final = re.compile(rb"\\.", re.DOTALL)
-_QUOTED: Final = re.compile(rb'"[^"]*"')
-
-
-def _is_shallow(data: bytes, depth_max: int) -> bool:
-    """Whether strict JSON nests at most `depth_max` levels; False also for much that is not JSON.
-
-    Works on whole buffers: strings are removed, then one level of brackets per round. The parser
-    checks that brackets match.
-    """
-    if data.count(b"[") + data.count(b"{") <= depth_max:
-        return True
-    if b"\\" in data:
-        data = _ESCAPE_PAIR.sub(b"", data)
-    data = data.translate(_AS_BRACKETS, _NOT_BRACKETS).replace(b'""', b"")
-    data = _QUOTED.sub(b"", data)
-    for _ in range(depth_max):
-        if not data:
-            return True
-        data = data.replace(b"[]", b"")
-    return not data
-
-
-# --- writing -------------------------------------------------------------------------------------
 
 
 _LOOSE_SPECIAL: Final = re.compile('["\\\\\x00-\x1f\x7f-\x9f\u2028\u2029]')
