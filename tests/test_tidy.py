@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
 """Without comments and blank lines: a comment per field does not make a constructor too long."""
 LONG_FILES = {"codes.py", "errors.py", "golden_inputs.py"}  # tables
+PACKAGE_MODULES_MAX = 15
 BANNED_NAMES = {"utils.py", "helpers.py", "manager.py", "impl.py", "base.py", "common.py"}
 SOURCES = sorted(
     path
@@ -19,6 +21,7 @@ SOURCES = sorted(
     for path in (ROOT / folder).rglob("*.py")
     if "egg-info" not in str(path)
 )
+MODULES = [path for path in SOURCES if path.is_relative_to(ROOT / "src" / "penstock")]
 
 
 def compiled_modules() -> list[str]:
@@ -78,6 +81,34 @@ def test_functions_are_short() -> None:
 
 def test_no_file_has_a_meaningless_name() -> None:
     assert [str(p.relative_to(ROOT)) for p in SOURCES if p.name in BANNED_NAMES] == []
+
+
+def test_a_module_name_occurs_once() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in MODULES:
+        if path.name not in ("__init__.py", "__main__.py"):
+            found[path.stem].append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
+
+
+@pytest.mark.slow
+def test_a_class_name_occurs_once() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in MODULES:
+        for node in statements(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
+def test_a_package_has_few_modules() -> None:
+    counts = Counter(path.parent for path in MODULES if path.name != "__init__.py")
+    large = {
+        str(package.relative_to(ROOT)): count
+        for package, count in counts.items()
+        if count > PACKAGE_MODULES_MAX
+    }
+    assert large == {}
 
 
 @pytest.mark.parametrize("name", compiled_modules())

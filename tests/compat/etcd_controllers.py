@@ -12,8 +12,8 @@ import msgspec
 from penstock.clock import LoopClock
 from penstock.config import ControllerConfig, LiveSettings, Settings
 from penstock.controller.broker_set import BrokerSet, Living
-from penstock.controller.decisions import Decision
-from penstock.server.controller.broker_set_states import BrokerSetStates
+from penstock.controller.decisions import ControllerDecision
+from penstock.server.controller.broker_set_states import StoredBrokerSetStates
 from penstock.server.controller.etcd.etcd_backend import EtcdBackend
 from tests.client.proxy import Proxy, _Pair
 
@@ -49,7 +49,7 @@ class BareController:
     def __init__(self, config: ControllerConfig, number: int = 1) -> None:
         self.backend = EtcdBackend(config, LoopClock(), f"controller-{number}:1")
         self.store, self.liveness = self.backend.store, self.backend.liveness
-        self.states = BrokerSetStates(
+        self.states = StoredBrokerSetStates(
             LiveSettings(Settings(controller=config), "controller"),
             self.store,
             self.liveness,
@@ -59,9 +59,11 @@ class BareController:
     async def count(self, name: str) -> None:
         """One decision: the next id of a broker set is one higher."""
 
-        def decide(state: BrokerSet | None, living: Living) -> Decision:
+        def decide(state: BrokerSet | None, living: Living) -> ControllerDecision:
             state = state or BrokerSet("c", name, {}, 0)
-            return Decision(msgspec.structs.replace(state, next_id=state.next_id + 1), changed=True)
+            return ControllerDecision(
+                msgspec.structs.replace(state, next_id=state.next_id + 1), changed=True
+            )
 
         await self.states.decide(name, decide)
 

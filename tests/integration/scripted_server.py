@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from penstock.server.controller.etcd.etcd_client import Endpoint
+from penstock.server.controller.etcd.etcd_client import EtcdEndpoint
 
 
 class Received(NamedTuple):
@@ -64,8 +64,8 @@ class ScriptedServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def endpoint(self) -> Endpoint:
-        return Endpoint("127.0.0.1", self._server.sockets[0].getsockname()[1])
+    def endpoint(self) -> EtcdEndpoint:
+        return EtcdEndpoint("127.0.0.1", self._server.sockets[0].getsockname()[1])
 
     def close_connections(self) -> None:
         for writer in self._writers:

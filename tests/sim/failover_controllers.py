@@ -1,9 +1,9 @@
 """Models of etcd and of controllers, for the simulation of failover.
 
 The decisions are those of `penstock.controller.decisions`. A controller carries them out as
-`BrokerSetStates` of `penstock.server.controller` does: read, decide, compare and swap, again if the
-state has changed meanwhile. If etcd does not answer, the change may have taken effect, or may do so
-later: the controller answers with an error.
+`StoredBrokerSetStates` of `penstock.server.controller` does: read, decide, compare and swap, again
+if the state has changed meanwhile. If etcd does not answer, the change may have taken effect, or
+may do so later: the controller answers with an error.
 
 Which replicas are alive, each controller knows from heartbeats. It may take a replica for dead too
 early or too late. One that has just started presumes that a master is alive, as `LocalLiveness`
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from penstock.controller import decisions
 from penstock.controller.broker_set import BrokerSet, LiveReplica, Living, decode_broker_set
-from penstock.controller.decisions import Decision
+from penstock.controller.decisions import ControllerDecision
 from penstock.replication.controlled_role import SetState
 from penstock.wire.codes import ResponseCode
 from tests.sim.failover_world import Node, Reply, World
@@ -32,7 +32,7 @@ CALL_MS = 1_000
 """How long a broker waits for a controller."""
 ATTEMPTS = 2
 
-Decide = Callable[[BrokerSet | None, Living], Decision]
+Decide = Callable[[BrokerSet | None, Living], ControllerDecision]
 
 
 class Answer(NamedTuple):
@@ -49,8 +49,8 @@ class Answer(NamedTuple):
 class ControllerRules(NamedTuple):
     """The rules of controllers and etcd."""
 
-    elect: Callable[..., Decision] = decisions.elect
-    alter: Callable[..., Decision] = decisions.alter_in_sync
+    elect: Callable[..., ControllerDecision] = decisions.elect
+    alter: Callable[..., ControllerDecision] = decisions.alter_in_sync
     compares: bool = True
     """Whether a swap compares the version."""
     decides_again: bool = False
@@ -204,7 +204,7 @@ class Controller(Node):
         return {one: live for one, (live, _) in self._living.items()}
 
     def _decide(self, decide: Decide, reply: Reply) -> None:
-        """As `BrokerSetStates._decide`."""
+        """As `StoredBrokerSetStates._decide`."""
         world, etcd = self._world, self._etcd
 
         def begin() -> None:
@@ -238,7 +238,7 @@ class Controller(Node):
         begin()
 
     def _with_presumed(self, state: BrokerSet | None) -> Living:
-        """As `BrokerSetStates._with_presumed`."""
+        """As `StoredBrokerSetStates._with_presumed`."""
         master_id = None if state is None else state.master_id
         if master_id is None or master_id in self._living or self._is_dead(master_id):
             return self.living
@@ -264,7 +264,7 @@ class Controller(Node):
             self._dead.add(state.master_id)
 
     def _scan(self) -> None:
-        """As `BrokerSetStates._scan`."""
+        """As `StoredBrokerSetStates._scan`."""
         world = self._world
         if self.early_death and self._living and world.rng.random() < self.early_death:
             self._died(world.rng.choice(sorted(self._living)))
@@ -295,7 +295,7 @@ class Controller(Node):
         )
 
     def _notify(self, state: BrokerSet) -> None:
-        """As `BrokerSetStates._elected`: 1008 to all living replicas."""
+        """As `StoredBrokerSetStates._elected`: 1008 to all living replicas."""
         self._world.events["election"] += 1
         for one, replica in state.replicas.items():
             if one in self._living:

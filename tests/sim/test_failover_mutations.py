@@ -13,7 +13,7 @@ import pytest
 
 from penstock.controller import decisions
 from penstock.controller.broker_set import BrokerSet, LiveReplica, Living
-from penstock.controller.decisions import Decision
+from penstock.controller.decisions import ControllerDecision
 from penstock.errors import LogsDiffer
 from penstock.replication.agreed_replicas import AgreedReplicas
 from penstock.replication.controlled_role import ControlledRole, Follow, Lead, SetState, TakeOver
@@ -142,14 +142,14 @@ class KeepsDifference(EpochSlaveSession):
 # --- decisions
 
 
-def elect_anybody(*arguments: Any, **options: Any) -> Decision:
+def elect_anybody(*arguments: Any, **options: Any) -> ControllerDecision:
     """Elects outside of the in-sync set."""
     return decisions.elect(*arguments, **options | {"unclean": True})
 
 
 def elect_incomplete(
     state: BrokerSet | None, name: str, living: Living, **options: Any
-) -> Decision:
+) -> ControllerDecision:
     """Elects a member that may have lost the end of its log."""
     known = {one: live._replace(complete=True) for one, live in living.items()}
     decision = decisions.elect(state, name, known, **options)
@@ -160,13 +160,15 @@ def elect_incomplete(
     return decision._replace(state=marked)
 
 
-def elect_presumed(state: BrokerSet | None, name: str, living: Living, **options: Any) -> Decision:
+def elect_presumed(
+    state: BrokerSet | None, name: str, living: Living, **options: Any
+) -> ControllerDecision:
     """Elects a master of which nothing was heard, because it asks for it."""
     known = {one: live._replace(presumed=False) for one, live in living.items()}
     return decisions.elect(state, name, known, **options)
 
 
-def elect_alone(*arguments: Any, **options: Any) -> Decision:
+def elect_alone(*arguments: Any, **options: Any) -> ControllerDecision:
     """An elected replica is the only one that can be elected next, also if it is dead."""
     decision = decisions.elect(*arguments, **options)
     if decision.state is None:
@@ -174,7 +176,9 @@ def elect_alone(*arguments: Any, **options: Any) -> Decision:
     return decision._replace(state=msgspec.structs.replace(decision.state, before=()))
 
 
-def alter_unchecked(state: BrokerSet | None, name: str, living: Living, **options: Any) -> Decision:
+def alter_unchecked(
+    state: BrokerSet | None, name: str, living: Living, **options: Any
+) -> ControllerDecision:
     """Takes requests of any master for any set."""
     if state is not None:
         present = {"master_epoch": state.master_epoch, "in_sync_epoch": state.in_sync_epoch}
@@ -186,7 +190,7 @@ def alter_unchecked(state: BrokerSet | None, name: str, living: Living, **option
 
 def alter_without_number(
     state: BrokerSet | None, name: str, living: Living, **options: Any
-) -> Decision:
+) -> ControllerDecision:
     """Does not compare the number of the set."""
     if state is not None:
         options["in_sync_epoch"] = state.in_sync_epoch

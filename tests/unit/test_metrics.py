@@ -24,7 +24,7 @@ from penstock.server.metrics.server_metrics import (
 from penstock.server.registration.nameserver_registration import NameServerState
 from penstock.server.request_loop import RequestLoop
 from penstock.server.rpc_latency import RpcLatency
-from penstock.store.recovery_report import Report
+from penstock.store.recovery_report import RecoveryReport
 from tests.unit.broker.broker_kit import broker_fixture
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
@@ -120,7 +120,7 @@ def fake_broker() -> Any:
         flusher=SimpleNamespace(
             flushed=lambda: 4900, sync_times=lambda: ([0, 3, *[0] * 14], 600_000_000)
         ),
-        report=Report(damaged_ranges=2, damaged_bytes=600, saved_bytes=70),
+        report=RecoveryReport(damaged_ranges=2, damaged_bytes=600, saved_bytes=70),
         scrub=SimpleNamespace(records=900, damaged={("commitlog/0", 5), ("commitlog/0", 90)}),
     )  # fmt: skip
     java = GroupMember(1, "c1", "h:1", 0, 493, 0)

@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from penstock.broker.delay.timers import Timers
     from penstock.broker.pop.pop_message import Pop
     from penstock.broker.request_reply import Replies
-    from penstock.broker.retry.dead_letter_queues import DeadLetters
+    from penstock.broker.retry.dead_letter_queues import DeadLetterQueues
     from penstock.broker.send import SendHandler
     from penstock.broker.transaction.transactions import Transactions
 
@@ -178,7 +178,7 @@ class Broker:
         return self._services.send
 
     @property
-    def dead_letters(self) -> DeadLetters:
+    def dead_letters(self) -> DeadLetterQueues:
         return self._services.dead_letters
 
     @property

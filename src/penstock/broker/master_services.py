@@ -20,7 +20,7 @@ from penstock.broker.pop.pop_message import Pop
 from penstock.broker.redirect import Redirects
 from penstock.broker.request_reply import Replies
 from penstock.broker.retry.consumer_send_back import ConsumerSendBack
-from penstock.broker.retry.dead_letter_queues import DeadLetters
+from penstock.broker.retry.dead_letter_queues import DeadLetterQueues
 from penstock.broker.send import SendHandler
 from penstock.broker.transaction.transactions import Transactions
 from penstock.rpc.answers import PersistentTable
@@ -69,7 +69,7 @@ class MasterServices:
         """`delivered` are timer messages that the master before this one has delivered."""
         settings, store = context.settings, context.store
         store_host = encode_host(host)
-        self.dead_letters = DeadLetters(context)
+        self.dead_letters = DeadLetterQueues(context)
         self._send_back = ConsumerSendBack(context, self.dead_letters, store_host)
         self.timers = Timers(
             settings,

@@ -12,7 +12,7 @@ from typing import Final
 
 from penstock.broker.delay.delay_levels import delay_level
 from penstock.broker.delay.delay_redirect import DelayRedirect, Redirect
-from penstock.broker.retry.dead_letter_queues import DeadLetters
+from penstock.broker.retry.dead_letter_queues import DeadLetterQueues
 from penstock.broker.transaction.transactions import Transactions
 from penstock.errors import MessageIllegal
 from penstock.wire.codes import (
@@ -31,7 +31,7 @@ class Redirects:
 
     def __init__(
         self,
-        dead_letters: DeadLetters,
+        dead_letters: DeadLetterQueues,
         transactions: Transactions,
         delayed: DelayRedirect,
         *,

@@ -28,8 +28,8 @@ from penstock.console.console_context import ANYBODY, Console
 from penstock.console.console_settings import is_loopback
 from penstock.console.endpoints import (
     BODY_BYTES_MAX,
+    ApiCall,
     ApiError,
-    Call,
     Endpoint,
     error_response,
     json_response,
@@ -175,7 +175,7 @@ def _route(console: Console, one: Endpoint) -> Route:
             body = await _body(request) if one.method != "GET" else {}
         except ApiError as error:
             return error_response(error)
-        call = Call(console, request, login, body)
+        call = ApiCall(console, request, login, body)
         response = await _answer(call, one)
         if one.method != "GET" and not one.open:
             await _audit(call, one, response.status_code)
@@ -184,7 +184,7 @@ def _route(console: Console, one: Endpoint) -> Route:
     return Route(f"/api{one.path}", answer, methods=[one.method])
 
 
-async def _answer(call: Call, one: Endpoint) -> Response:
+async def _answer(call: ApiCall, one: Endpoint) -> Response:
     try:
         value = await one.handler(call)
     except (ApiError, PenstockError) as error:
@@ -254,7 +254,7 @@ async def _body(request: Request) -> dict[str, Any]:
     return value
 
 
-async def _audit(call: Call, one: Endpoint, status: int) -> None:
+async def _audit(call: ApiCall, one: Endpoint, status: int) -> None:
     await call.console.audit.add(
         AuditEntry(
             at_ms=call.console.now_ms(),

@@ -1,7 +1,7 @@
 """Endpoints of the JSON API: a declared table, from which the documentation is generated.
 
-A handler receives a `Call` and returns a value that is encoded as JSON, or a Response. An error is
-an object `{"error": {"message": …, "hint": …}}` with a status that fits.
+A handler receives an `ApiCall` and returns a value that is encoded as JSON, or a Response. An error
+is an object `{"error": {"message": …, "hint": …}}` with a status that fits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.console.console_context import Console
 
 T = TypeVar("T")
-Handler = Callable[["Call"], Awaitable[Any]]
+Handler = Callable[["ApiCall"], Awaitable[Any]]
 
 BODY_BYTES_MAX = 8 << 20
 _STATUS: Final = (
@@ -59,7 +59,7 @@ class ApiError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ApiCall:
     """One request to the API."""
 
     console: Console

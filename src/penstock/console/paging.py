@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from penstock.console.endpoints import Call
+from penstock.console.endpoints import ApiCall
 from penstock.errors import InvalidParameter
 
 T = TypeVar("T")
@@ -20,7 +20,10 @@ PARAMETERS: Mapping[str, str] = {
 
 
 def page_of(
-    call: Call, items: Iterable[T], keys: Mapping[str, Callable[[T], Any]], row: Callable[[T], Any]
+    call: ApiCall,
+    items: Iterable[T],
+    keys: Mapping[str, Callable[[T], Any]],
+    row: Callable[[T], Any],
 ) -> dict[str, object]:
     """One page of items; `keys` are the members that can be sorted by."""
     found = list(items)

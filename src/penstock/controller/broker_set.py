@@ -29,7 +29,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
     """What the broker said when it was given the id; it repeats that if the response was lost."""
 
 
-class Election(msgspec.Struct, frozen=True):
+class ElectionRecord(msgspec.Struct, frozen=True):
     """Who became the master, when and why."""
 
     epoch: int
@@ -58,7 +58,7 @@ class BrokerSet(msgspec.Struct, frozen=True, omit_defaults=True):
     before: tuple[int, ...] = ()
     """The in-sync set before the election of a master that has not taken over yet. That one has
     acknowledged nothing so far: each of these can be elected instead."""
-    history: tuple[Election, ...] = ()
+    history: tuple[ElectionRecord, ...] = ()
     """The last elections, the newest at the end."""
     writes: tuple[str, ...] = ()
     """The last write of each controller, by which a store finds a write whose answer was lost."""

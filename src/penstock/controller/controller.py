@@ -18,7 +18,7 @@ from penstock.controller.broker_set import (
     LiveReplica,
     Living,
 )
-from penstock.controller.decisions import Decision
+from penstock.controller.decisions import ControllerDecision
 from penstock.errors import HeaderError, InvalidParameter
 from penstock.rpc.answers import Answer, ClientId, EffectQueue, Reply, ServerWork, WhenDone
 from penstock.rpc.command import Command
@@ -52,10 +52,10 @@ class BrokerSetStates(Protocol):
     """The states of all broker sets, and which replicas are alive."""
 
     def decide(
-        self, name: str, decide: Callable[[BrokerSet | None, Living], Decision]
+        self, name: str, decide: Callable[[BrokerSet | None, Living], ControllerDecision]
     ) -> ServerWork:
         """Decide about a broker set until the decision has taken effect; the result is the
-        Decision. `decide` may be called several times."""
+        decision. `decide` may be called several times."""
 
     def read(self, names: Iterable[str]) -> ServerWork:
         """The states of broker sets, each with the living replicas: a dict by name."""
@@ -179,11 +179,11 @@ class Controller:
         replica_id, address = command.i64("brokerId"), _text(command, "brokerAddress")
         alive: list[bool] = []
 
-        def decide(state: BrokerSet | None, living: Living) -> Decision:
+        def decide(state: BrokerSet | None, living: Living) -> ControllerDecision:
             alive[:] = [state is not None and state.master_id in living]
             return decisions.register(state, name, living, replica_id, address)
 
-        def reply(decision: Decision) -> Reply:
+        def reply(decision: ControllerDecision) -> Reply:
             state, fields = decision.state, _names(cluster, name)
             if state is not None and alive[0]:
                 fields |= _master_fields(state)
@@ -213,7 +213,7 @@ class Controller:
             raise HeaderError("the header field brokerId is missing")
         unclean = self._settings.current.controller.unclean_elections
 
-        def reply(decision: Decision) -> Reply:
+        def reply(decision: ControllerDecision) -> Reply:
             state = decision.state
             fields = {} if state is None else _master_fields(state)
             body = b"" if state is None else fastjson.encode_strict(_election_body(state))
@@ -237,7 +237,7 @@ class Controller:
         name, body = _text(command, "brokerName"), command.body_as(SyncStateSet)
         master_id, epoch = command.i64("masterBrokerId"), command.i32("masterEpoch")
 
-        def reply(decision: Decision) -> Reply:
+        def reply(decision: ControllerDecision) -> Reply:
             state = decision.state
             number = 0 if state is None else state.in_sync_epoch
             return _reply(decision, {"newSyncStateSetEpoch": str(number)}, _in_sync_body(state))
@@ -293,8 +293,8 @@ class Controller:
     def _decide(
         self,
         name: str,
-        decide: Callable[[BrokerSet | None, Living], Decision],
-        reply: Callable[[Decision], Reply],
+        decide: Callable[[BrokerSet | None, Living], ControllerDecision],
+        reply: Callable[[ControllerDecision], Reply],
     ) -> Answer:
         return WhenDone(self._states.decide(name, decide), reply)
 
@@ -309,7 +309,7 @@ def role_change_body(state: BrokerSet) -> bytes:
     return _in_sync_body(state)
 
 
-def _reply(decision: Decision, fields: dict[str, str], body: bytes = b"") -> Reply:
+def _reply(decision: ControllerDecision, fields: dict[str, str], body: bytes = b"") -> Reply:
     return Reply(decision.code, ext=fields, body=body, remark=decision.remark or None)
 
 

@@ -1,4 +1,4 @@
-"""The decisions of a controller: `(broker set, request, living replicas) → Decision`.
+"""The decisions of a controller: `(broker set, request, living replicas) → ControllerDecision`.
 
 A decision names the new state. It takes effect if the state has not changed meanwhile
 (compare-and-swap); otherwise the controller decides again.
@@ -37,7 +37,7 @@ from penstock.controller.broker_set import (
     HISTORY_MAX,
     REPLICAS_MAX,
     BrokerSet,
-    Election,
+    ElectionRecord,
     LiveReplica,
     Living,
     ReplicaRecord,
@@ -45,7 +45,7 @@ from penstock.controller.broker_set import (
 from penstock.wire.codes import ResponseCode
 
 
-class Decision(NamedTuple):
+class ControllerDecision(NamedTuple):
     """The answer to a request, and what changes."""
 
     state: BrokerSet | None = None
@@ -57,8 +57,8 @@ class Decision(NamedTuple):
     """There is a new master: its replicas have to be told."""
 
 
-def _refused(state: BrokerSet | None, code: int, remark: str) -> Decision:
-    return Decision(state, code, remark)
+def _refused(state: BrokerSet | None, code: int, remark: str) -> ControllerDecision:
+    return ControllerDecision(state, code, remark)
 
 
 def next_id(state: BrokerSet | None) -> int:
@@ -68,7 +68,7 @@ def next_id(state: BrokerSet | None) -> int:
 
 def apply_id(
     state: BrokerSet | None, cluster: str, name: str, replica_id: int, check_code: str
-) -> Decision:
+) -> ControllerDecision:
     """Give an id to a new replica. It may ask again with the same `check_code`, which begins with
     its address."""
     address = check_code.partition(";")[0]
@@ -81,11 +81,11 @@ def apply_id(
                 f"the broker set {name} is not known: its first id is {FIRST_ID}, not {replica_id}",
             )
         created = BrokerSet(cluster, name, {replica_id: replica}, replica_id + 1)
-        return Decision(created, changed=True)
+        return ControllerDecision(created, changed=True)
     known = state.replicas.get(replica_id)
     if known is not None:
         if known.check_code == check_code:
-            return Decision(state)
+            return ControllerDecision(state)
         return _refused(
             state,
             ResponseCode.CONTROLLER_BROKER_ID_INVALID,
@@ -104,7 +104,7 @@ def apply_id(
             ResponseCode.CONTROLLER_BROKER_ID_INVALID,
             f"the next id of {name} is {state.next_id}, not {replica_id}",
         )
-    return Decision(
+    return ControllerDecision(
         msgspec.structs.replace(
             state,
             replicas={**state.replicas, replica_id: replica},
@@ -116,7 +116,7 @@ def apply_id(
 
 def register(
     state: BrokerSet | None, name: str, living: Living, replica_id: int, address: str
-) -> Decision:
+) -> ControllerDecision:
     """A replica has started, perhaps at another address. While it is alive at the old one, this is
     another broker with a copy of its data directory."""
     if state is None or replica_id not in state.replicas:
@@ -127,7 +127,7 @@ def register(
         )
     replica = state.replicas[replica_id]
     if replica.address == address:
-        return Decision(state)
+        return ControllerDecision(state)
     if replica_id in living and not living[replica_id].presumed:
         return _refused(
             state,
@@ -137,7 +137,7 @@ def register(
         )
     moved = msgspec.structs.replace(replica, address=address)
     replicas = {**state.replicas, replica_id: moved}
-    return Decision(msgspec.structs.replace(state, replicas=replicas), changed=True)
+    return ControllerDecision(msgspec.structs.replace(state, replicas=replicas), changed=True)
 
 
 def elect(
@@ -150,7 +150,7 @@ def elect(
     designated: bool = False,
     unclean: bool = False,
     why_dead: str = "",
-) -> Decision:
+) -> ControllerDecision:
     """Elect a master if there is none that is alive, or the master itself asks.
 
     `asking` is the replica that asks; None if the controller has found that the master is dead, for
@@ -171,7 +171,7 @@ def elect(
     if chosen is None and unclean:
         chosen = _choose(state, state.replicas, living, wanted)
     if chosen is not None and chosen == state.master_id and not restarted:
-        return Decision(
+        return ControllerDecision(
             state,
             ResponseCode.CONTROLLER_MASTER_STILL_EXIST,
             f"the master {chosen} of {name} is alive",
@@ -212,18 +212,18 @@ def _reason(state: BrokerSet, chosen: int, cause: str) -> str:
     return f"{cause}; unclean: replica {chosen} was not in the in-sync set"
 
 
-def _without_master(state: BrokerSet, name: str, now_ms: int, why_dead: str) -> Decision:
+def _without_master(state: BrokerSet, name: str, now_ms: int, why_dead: str) -> ControllerDecision:
     """The master is dead, and nobody can replace it."""
     remark = f"the master of {name} is down, and no other member of its in-sync set is alive"
     code = ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE
     if state.master_id is None:
-        return Decision(state, code, remark)
+        return ControllerDecision(state, code, remark)
     reason = f"{_loss(state, why_dead)}; no other member of the in-sync set is alive"
-    return Decision(
+    return ControllerDecision(
         msgspec.structs.replace(
             state,
             master_id=None,
-            history=_with_election(state, Election(state.master_epoch, None, now_ms, reason)),
+            history=_with_election(state, ElectionRecord(state.master_epoch, None, now_ms, reason)),
         ),
         code,
         remark,
@@ -259,19 +259,19 @@ def _rank(replica_id: int, live: LiveReplica) -> tuple[int, int, int, int]:
 
 def _with_master(
     state: BrokerSet, replica_id: int, living: Living, now_ms: int, reason: str
-) -> Decision:
+) -> ControllerDecision:
     epoch = state.master_epoch + 1
     live, before = living.get(replica_id, LiveReplica()), state.before or state.in_sync
     if not live.takes_over or replica_id not in before or len(before) == 1:
         before = ()
-    return Decision(
+    return ControllerDecision(
         msgspec.structs.replace(
             state,
             master_id=replica_id,
             master_epoch=epoch,
             in_sync=(replica_id,),
             in_sync_epoch=state.in_sync_epoch + 1,
-            history=_with_election(state, Election(epoch, replica_id, now_ms, reason)),
+            history=_with_election(state, ElectionRecord(epoch, replica_id, now_ms, reason)),
             master_incomplete=not live.complete,
             before=before,
         ),
@@ -280,7 +280,7 @@ def _with_master(
     )
 
 
-def _with_election(state: BrokerSet, election: Election) -> tuple[Election, ...]:
+def _with_election(state: BrokerSet, election: ElectionRecord) -> tuple[ElectionRecord, ...]:
     return (*state.history, election)[-HISTORY_MAX:]
 
 
@@ -293,7 +293,7 @@ def alter_in_sync(
     master_epoch: int,
     members: Iterable[int],
     in_sync_epoch: int,
-) -> Decision:
+) -> ControllerDecision:
     """The master asks for another in-sync set, or for another number of the same one. Both epochs
     must be the present ones: after a change no earlier request takes effect."""
     wanted = tuple(sorted(set(members)))
@@ -309,7 +309,7 @@ def alter_in_sync(
     altered = msgspec.structs.replace(
         state, in_sync=wanted, in_sync_epoch=state.in_sync_epoch + 1, before=()
     )
-    return Decision(altered, changed=True)
+    return ControllerDecision(altered, changed=True)
 
 
 def _why_not(
@@ -355,7 +355,7 @@ def clean(
     *,
     ids: Iterable[int] | None = None,
     also_living: bool = False,
-) -> Decision:
+) -> ControllerDecision:
     """Forget replicas, or the whole set if `ids` is None. The state is None then."""
     code = ResponseCode.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
     if state is None:
@@ -369,8 +369,8 @@ def clean(
             return _refused(state, code, f"the replicas {alive} of {name} are alive")
     kept = {one: replica for one, replica in state.replicas.items() if one not in removed}
     if not kept:
-        return Decision(None, changed=True)
-    return Decision(
+        return ControllerDecision(None, changed=True)
+    return ControllerDecision(
         msgspec.structs.replace(
             state,
             replicas=kept,

@@ -21,7 +21,7 @@ READS: Final = frozenset(
 """Requests that change nothing."""
 
 
-class SignedChanges(signed_changes.SignedChanges):
+class SignedControllerChanges(signed_changes.SignedChanges):
     """Checks the requests to a controller."""
 
     def __init__(self, access: AccessConfig) -> None:

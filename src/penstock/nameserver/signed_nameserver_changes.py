@@ -29,7 +29,7 @@ READS: Final = frozenset(
 """Requests that change nothing."""
 
 
-class SignedChanges(signed_changes.SignedChanges):
+class SignedNameServerChanges(signed_changes.SignedChanges):
     """Checks the requests to a NameServer."""
 
     def __init__(self, access: AccessConfig) -> None:

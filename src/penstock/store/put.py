@@ -14,7 +14,7 @@ from penstock.store.consumequeue.queue_table import QueueTable
 from penstock.store.disk import is_full
 from penstock.store.flusher import Flusher
 from penstock.store.index import Index, IndexFile
-from penstock.store.recovery_report import ReplayDamage, Report
+from penstock.store.recovery_report import RecoveryReport, ReplayDamage
 from penstock.wire import layout
 from penstock.wire.record import (
     BATCH_BROKEN,
@@ -94,7 +94,7 @@ class StoreWriter:
         self.gaps: int = 0
         self.unplaced: int = 0
         # Replay: the damage that it has met, which explains gaps.
-        self.damage: ReplayDamage = ReplayDamage(Report(), 0)
+        self.damage: ReplayDamage = ReplayDamage(RecoveryReport(), 0)
         # Readers see nothing beyond this log offset, because a replica does not have it yet.
         self.confirm_limit: int = OFFSET_MAX
         # Whether sends wait for replicas, and up to which log offset enough of them have the log.

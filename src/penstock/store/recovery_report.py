@@ -45,7 +45,7 @@ class LostRange(msgspec.Struct, frozen=True):
         )
 
 
-class Report(msgspec.Struct):
+class RecoveryReport(msgspec.Struct):
     """What recovery found and did.
 
     `pages_kept`: all that the last run wrote is there, because it stopped cleanly or was killed.
@@ -148,7 +148,7 @@ class Report(msgspec.Struct):
 class ReplayDamage:
     """The damage that a replay has met so far, and the queue offsets that it cost."""
 
-    def __init__(self, report: Report, replayed_from: int) -> None:
+    def __init__(self, report: RecoveryReport, replayed_from: int) -> None:
         self._report = report
         self._replayed_from = replayed_from
         # Begin and end of each damaged range, in the order of the log.

@@ -38,8 +38,8 @@ from penstock.store.put import NO_QUEUE, StoreWriter
 from penstock.store.recovery.checkpoint import Checkpoint, write_checkpoint
 from penstock.store.recovery.opened_files import QUEUE_ID_MAX, Progress
 from penstock.store.recovery.recovery import Recovery
-from penstock.store.recovery.shutdown_snapshot import Snapshot, index_rows
-from penstock.store.recovery_report import Report
+from penstock.store.recovery.shutdown_snapshot import ShutdownSnapshot, index_rows
+from penstock.store.recovery_report import RecoveryReport
 from penstock.store.retention import Deletion
 from penstock.store.segment import Segment
 from penstock.store.tools.scrub import BackgroundScrub
@@ -130,7 +130,7 @@ class MessageStore:
         try:
             self.writer = StoreWriter(self.log, self.queues, self.index, self.flusher)
             self.writer.index_tags = config.index_tags
-            self.report: Report = recovery.run(
+            self.report: RecoveryReport = recovery.run(
                 self.writer, crashed=crashed, ours=sizes_known, now_ms=now_ms
             )
             for warning in self.report.warnings():
@@ -235,8 +235,8 @@ class MessageStore:
         self.disk.unlink(self.paths.abort)
         self.disk.sync_directory(self.paths.root)
 
-    def _snapshot(self) -> Snapshot:
-        return Snapshot(
+    def _snapshot(self) -> ShutdownSnapshot:
+        return ShutdownSnapshot(
             log_begin=self.log.begin(),
             log_end=self.log.end,
             last_offset=max(self.writer.last_offset, self.report.last_offset),

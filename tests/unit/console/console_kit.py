@@ -24,7 +24,11 @@ from penstock.client.admin.async_admin import (
 from penstock.console.app import create_app
 from penstock.console.console_context import Console, create_console
 from penstock.console.console_settings import ConsoleSettings
-from penstock.console.monitoring.cluster_snapshot import GroupFigures, Snapshot, TopicFigures
+from penstock.console.monitoring.cluster_snapshot import (
+    ClusterSnapshot,
+    MeasuredGroup,
+    TopicFigures,
+)
 from penstock.console.monitoring.history import History
 
 T = TypeVar("T")
@@ -102,14 +106,14 @@ def topic_figures(messages: int, **values: Any) -> TopicFigures:
     )  # fmt: skip
 
 
-def group_figures(lag: int | None, lag_ms: int | None, members: int | None = 1) -> GroupFigures:
-    return GroupFigures(NOW_MS, lag, lag_ms, 1.0, members, ("orders",))
+def group_figures(lag: int | None, lag_ms: int | None, members: int | None = 1) -> MeasuredGroup:
+    return MeasuredGroup(NOW_MS, lag, lag_ms, 1.0, members, ("orders",))
 
 
-def snapshot(**values: Any) -> Snapshot:
+def snapshot(**values: Any) -> ClusterSnapshot:
     """A snapshot with one broker that answers."""
     cluster = ClusterState(("127.0.0.1:9876",), (broker_state(put_tps=5.0, disk_used=0.2),))
-    return Snapshot(**{"at_ms": NOW_MS, "cluster": cluster, **values})
+    return ClusterSnapshot(**{"at_ms": NOW_MS, "cluster": cluster, **values})
 
 
 class TestedConsole:
@@ -143,7 +147,7 @@ class TestedConsole:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
 
-    def show(self, value: Snapshot) -> None:
+    def show(self, value: ClusterSnapshot) -> None:
         self.console.watch.snapshot = value
 
     def load(self, path: str, **headers: str) -> httpx.Response:
@@ -175,7 +179,7 @@ class FakeWatch:
     """A watch that asks nobody."""
 
     def __init__(self) -> None:
-        self.snapshot = Snapshot()
+        self.snapshot = ClusterSnapshot()
         self.history = History()
         self.updated = SimpleNamespace(is_set=lambda: True)
         self.refreshed = 0

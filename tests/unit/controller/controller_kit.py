@@ -8,7 +8,7 @@ from typing import Any
 from penstock.config import ControllerConfig, LiveSettings, Settings
 from penstock.controller.broker_set import BrokerSet, Heartbeat, LiveReplica, Living
 from penstock.controller.controller import Controller
-from penstock.controller.decisions import Decision
+from penstock.controller.decisions import ControllerDecision
 from penstock.rpc.answers import ClientId, Reply, WhenDone
 from penstock.rpc.command import Command
 
@@ -39,7 +39,9 @@ class TableStates:
         self.elected: list[BrokerSet] = []
         self.isolated = ""
 
-    def decide(self, name: str, decide: Callable[[BrokerSet | None, Living], Decision]) -> Done:
+    def decide(
+        self, name: str, decide: Callable[[BrokerSet | None, Living], ControllerDecision]
+    ) -> Done:
         decision = decide(self.table.get(name), self.living.get(name, {}))
         if decision.changed:
             self.table.pop(name, None)

@@ -16,7 +16,7 @@ from penstock.controller.broker_set import (
     ReplicaRecord,
     decode_broker_set,
 )
-from penstock.controller.decisions import Decision
+from penstock.controller.decisions import ControllerDecision
 from penstock.errors import StoreDamaged
 from penstock.wire.codes import ResponseCode
 from tests.depth import rounds
@@ -37,7 +37,7 @@ def broker_set(
     return BrokerSet("c", NAME, replicas, count + 1, master, epoch, in_sync, epoch)
 
 
-def after(decision: Decision) -> BrokerSet:
+def after(decision: ControllerDecision) -> BrokerSet:
     assert decision.state is not None
     return decision.state
 
@@ -209,7 +209,7 @@ def test_a_replica_that_does_not_take_over_is_the_master_at_once() -> None:
     assert after(elected).before == ()
 
 
-def _take_over(state: BrokerSet, master_id: int, epoch: int, number: int) -> Decision:
+def _take_over(state: BrokerSet, master_id: int, epoch: int, number: int) -> ControllerDecision:
     return decisions.alter_in_sync(
         state,
         NAME,
@@ -336,7 +336,7 @@ class ControllerMachine(RuleBasedStateMachine):
         self.living: set[int] = set(range(1, count + 1))
         self.numbers = (0, 0)
 
-    def take(self, decision: Decision) -> None:
+    def take(self, decision: ControllerDecision) -> None:
         before = self.state
         if decision.changed:
             self.state = after(decision)

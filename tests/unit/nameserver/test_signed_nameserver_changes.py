@@ -6,7 +6,7 @@ import pytest
 
 from penstock.config import AccessConfig
 from penstock.errors import BadSetting
-from penstock.nameserver.signed_nameserver_changes import READS, SignedChanges
+from penstock.nameserver.signed_nameserver_changes import READS, SignedNameServerChanges
 from penstock.rpc.answers import Reply
 from penstock.rpc.command import Command
 from penstock.wire.codes import RequestCode, ResponseCode
@@ -14,7 +14,9 @@ from penstock.wire.signing import signed
 
 from .nameserver_kit import NameServerFixture
 
-CHANGES = SignedChanges(AccessConfig(initial_user="admin:a:b", internal_user="inner:secret"))
+CHANGES = SignedNameServerChanges(
+    AccessConfig(initial_user="admin:a:b", internal_user="inner:secret")
+)
 CHANGING = [
     RequestCode.REGISTER_BROKER,
     RequestCode.UNREGISTER_BROKER,
@@ -79,4 +81,4 @@ def test_a_refusal_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_it_needs_a_user() -> None:
     with pytest.raises(BadSetting, match="needs a user"):
-        SignedChanges(AccessConfig())
+        SignedNameServerChanges(AccessConfig())

@@ -50,7 +50,7 @@ EXPIRED_PER_TICK = 200
 """Memberships that one tick removes: each takes about 20 µs, most of it for the log."""
 
 
-class Membership(NamedTuple):
+class GroupMembership(NamedTuple):
     """The membership of a connection in a group."""
 
     client: ClientId
@@ -63,14 +63,14 @@ class UnfinishedHeartbeat:
     """A heartbeat that registers its groups while other requests are served."""
 
     member: GroupMember
-    left: set[Membership] = field(default_factory=set)
+    left: set[GroupMembership] = field(default_factory=set)
     """Groups that the client has left in the meantime."""
     disconnected: bool = False
 
     def includes(self, group: str, *, consumes: bool) -> bool:
         """Whether the client is still to be registered in the group."""
         return not self.disconnected and (
-            Membership(self.member.client, consumes, group) not in self.left
+            GroupMembership(self.member.client, consumes, group) not in self.left
         )
 
 
@@ -78,19 +78,19 @@ class UnfinishedHeartbeat:
 class _Registrations:
     """The groups of one connection."""
 
-    memberships: dict[Membership, int] = field(default_factory=dict)
+    memberships: dict[GroupMembership, int] = field(default_factory=dict)
     """With the bytes of their names, and of the subscriptions in the last heartbeat."""
     memory: int = 0
     producers: int = 0
 
-    def put(self, membership: Membership, memory: int) -> None:
+    def put(self, membership: GroupMembership, memory: int) -> None:
         """Add or refresh a membership."""
         if membership not in self.memberships:
             self.producers += not membership.consumes
         self.memory += memory - self.memberships.get(membership, 0)
         self.memberships[membership] = memory
 
-    def remove(self, membership: Membership) -> None:
+    def remove(self, membership: GroupMembership) -> None:
         self.memory -= self.memberships.pop(membership)
         self.producers -= not membership.consumes
 
@@ -105,7 +105,7 @@ class Clients:
         self._producers: dict[str, ClientGroup] = {}
         self._all_producers = ClientGroup("")
         self._consumers: dict[str, ConsumerGroup] = {}
-        self._seen_ms: dict[Membership, int] = {}  # oldest heartbeat first
+        self._seen_ms: dict[GroupMembership, int] = {}  # oldest heartbeat first
         self._registrations: dict[ClientId, _Registrations] = {}
         self._subscriptions_memory = 0
         self._unfinished: dict[ClientId, list[UnfinishedHeartbeat]] = {}
@@ -128,7 +128,7 @@ class Clients:
 
     def register_producer(self, group: str, member: GroupMember) -> None:
         """Add or refresh a producer; raises SystemBusy."""
-        membership = Membership(member.client, False, group)
+        membership = GroupMembership(member.client, False, group)
         memory = getsizeof(group) + getsizeof(member.client_id)
         self._refuse_too_many(membership, memory)
         producers = self._producers.get(group)
@@ -144,7 +144,7 @@ class Clients:
         Without subscriptions the known ones stay. Members are notified of changes. Raises
         SystemBusy.
         """
-        membership = Membership(member.client, True, data.group_name)
+        membership = GroupMembership(member.client, True, data.group_name)
         group = self._consumers.get(data.group_name)
         memory = getsizeof(data.group_name) + getsizeof(member.client_id)
         if with_subscriptions:
@@ -173,7 +173,7 @@ class Clients:
         """Remove the client from these groups; an empty name means none."""
         for consumes, group in ((False, producer_group), (True, consumer_group)):
             if group:
-                membership = Membership(client, consumes, group)
+                membership = GroupMembership(client, consumes, group)
                 self._remove(membership)
                 for heartbeat in self._unfinished.get(client, ()):
                     heartbeat.left.add(membership)
@@ -278,7 +278,7 @@ class Clients:
 
     # --- inside
 
-    def _refuse_too_many(self, membership: Membership, memory: int) -> None:
+    def _refuse_too_many(self, membership: GroupMembership, memory: int) -> None:
         """Refuse a membership if its connection, or all of them together, have too many."""
         mine = self._registrations.get(membership.client) or _Registrations()
         used = mine.memory - mine.memberships.get(membership, 0) + memory
@@ -318,7 +318,7 @@ class Clients:
             )
 
     def _add(
-        self, group: ClientGroup, membership: Membership, member: GroupMember, memory: int
+        self, group: ClientGroup, membership: GroupMembership, member: GroupMember, memory: int
     ) -> bool:
         """Add or refresh a membership; True if the group's set of client ids has changed."""
         is_new = self._seen_ms.pop(membership, None) is None  # moves to the end
@@ -342,7 +342,7 @@ class Clients:
             )
         return changed
 
-    def _remove(self, membership: Membership) -> GroupMember | None:
+    def _remove(self, membership: GroupMembership) -> GroupMember | None:
         if self._seen_ms.pop(membership, None) is None:
             return None
         registrations = self._registrations[membership.client]

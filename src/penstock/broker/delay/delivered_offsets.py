@@ -1,8 +1,8 @@
 """How far the delay levels are delivered, noted at once and without waiting for the disk.
 
 A killed process leaves what it wrote in the page cache, delivered messages and this note alike. So
-the note is valid if the operating system has not restarted since (`Report.pages_kept`) and the log
-reaches as far as it did then. After a power failure only the saved table of offsets counts.
+the note is valid if the operating system has not restarted since (`RecoveryReport.pages_kept`) and
+the log reaches as far as it did then. After a power failure only the saved table of offsets counts.
 
     | magic 8 bytes | end of the log i64 | number of levels i32 | level i32, offset i64 … | CRC-32 |
 """

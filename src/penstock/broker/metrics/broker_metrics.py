@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from penstock.broker.context import BrokerContext
-from penstock.broker.metrics.group_lags import GroupLag, GroupLags
+from penstock.broker.metrics.group_lags import GroupLags, GroupTopicLag
 from penstock.broker.metrics.replication_metrics import add_replication_metrics
 from penstock.broker.stats import FlowCounter
 from penstock.metrics import Histogram, HistogramFamily, Registry, Sample
@@ -125,7 +125,7 @@ def _delivered(
 def _add_consumers(registry: Registry, context: BrokerContext, lags: GroupLags) -> None:
     labels = ("consumer_group", "topic", "is_system", "is_retry")
 
-    def add(name: str, help: str, value: Callable[[GroupLag], int | None]) -> None:
+    def add(name: str, help: str, value: Callable[[GroupTopicLag], int | None]) -> None:
         registry.gauge(
             f"rocketmq_consumer_{name}",
             help,
@@ -168,7 +168,9 @@ def _add_consumers(registry: Registry, context: BrokerContext, lags: GroupLags) 
     )
 
 
-def _group_lags(rows: list[GroupLag], value: Callable[[GroupLag], int | None]) -> Iterator[Sample]:
+def _group_lags(
+    rows: list[GroupTopicLag], value: Callable[[GroupTopicLag], int | None]
+) -> Iterator[Sample]:
     for one in rows:
         number = value(one)
         if number is not None:

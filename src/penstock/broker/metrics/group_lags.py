@@ -26,7 +26,7 @@ First: TypeAlias = "tuple[ConsumeQueue, int]"
 """A queue and the offset of the first message that is missing."""
 
 
-class GroupLag(msgspec.Struct, gc=False):
+class GroupTopicLag(msgspec.Struct, gc=False):
     """A group in one topic. Times are those of the oldest message, None if there is none."""
 
     group: str
@@ -46,7 +46,7 @@ class GroupLags:
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
-        self.rows: list[GroupLag] = []
+        self.rows: list[GroupTopicLag] = []
         self.taken_ms = 0
         self.earliest_ms = -1
         """Store time of the first message of the log; -1: there is none."""
@@ -54,12 +54,12 @@ class GroupLags:
         self._known: dict[First, int] = {}
         self._asked: dict[First, int] = {}
 
-    def collect(self) -> Iterator[list[GroupLag]]:
+    def collect(self) -> Iterator[list[GroupTopicLag]]:
         """The lags without times, in steps. In the event loop; `read` each step, then `take`."""
         context = self._context
         table = context.offsets.table.wrapper().offset_table
         self._asked = {}
-        step: list[GroupLag] = []
+        step: list[GroupTopicLag] = []
         queues = 0
         for key, offsets in list(table.items()):
             topic, _, group = key.rpartition("@")
@@ -70,7 +70,7 @@ class GroupLags:
                 step, queues = [], 0
         yield step
 
-    def _lag_of(self, group: str, topic: str, offsets: dict[int, int]) -> GroupLag:
+    def _lag_of(self, group: str, topic: str, offsets: dict[int, int]) -> GroupTopicLag:
         context = self._context
         known = context.store.queues.topics.get(topic.encode(), {})
         pulled = context.offsets.pulled_in(group, topic)
@@ -92,9 +92,9 @@ class GroupLags:
             if end > next_pull:
                 ready += end - next_pull
                 unpulled.append((queue, next_pull))
-        return GroupLag(group, topic, lag, ready, tuple(uncommitted), tuple(unpulled))
+        return GroupTopicLag(group, topic, lag, ready, tuple(uncommitted), tuple(unpulled))
 
-    def read(self, step: list[GroupLag]) -> None:
+    def read(self, step: list[GroupTopicLag]) -> None:
         """Read the store times of a step; may wait for the disk."""
         for one in step:
             one.uncommitted_ms = self._oldest(one.uncommitted)
@@ -106,7 +106,7 @@ class GroupLags:
         begin = store.log.begin()
         self.earliest_ms = store.lookup.store_ms(begin) if begin < confirm_offset else -1
 
-    def take(self, rows: list[GroupLag], now_ms: int) -> None:
+    def take(self, rows: list[GroupTopicLag], now_ms: int) -> None:
         """Show these from now on."""
         self.rows = rows
         self.taken_ms = now_ms

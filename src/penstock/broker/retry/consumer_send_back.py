@@ -9,7 +9,7 @@ from typing import Final
 
 from penstock.broker.auto_creations import BROKER
 from penstock.broker.context import BrokerContext
-from penstock.broker.retry.dead_letter_queues import DeadLetters
+from penstock.broker.retry.dead_letter_queues import DeadLetterQueues
 from penstock.errors import NoPermission, Refused
 from penstock.rpc.answers import Answer, InThread, Reply, reply_when_flushed
 from penstock.rpc.command import Command
@@ -39,7 +39,7 @@ FIRST_LEVEL: Final = 3
 class ConsumerSendBack:
     """Stores messages again that consumers send back; `host` is the broker's address."""
 
-    def __init__(self, context: BrokerContext, dead_letters: DeadLetters, host: bytes) -> None:
+    def __init__(self, context: BrokerContext, dead_letters: DeadLetterQueues, host: bytes) -> None:
         self._context = context
         self._dead_letters = dead_letters
         self._host = host

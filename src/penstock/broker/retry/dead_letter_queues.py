@@ -28,7 +28,7 @@ def group_of(topic: str) -> str:
     return topic.removeprefix(RETRY_TOPIC_PREFIX).partition("+")[0]
 
 
-class DeadLetters:
+class DeadLetterQueues:
     """The dead letters of all groups."""
 
     def __init__(self, context: BrokerContext) -> None:

@@ -42,7 +42,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class DeliveryCounts:
     """Of an end-to-end run: what became of the messages."""
 
     received: int
@@ -68,7 +68,7 @@ class BenchReport:
     drained: bool = False
     """Consumers alone: there were no more messages before the end of the time."""
     send_latency: Percentiles | None = None
-    delivery: Delivery | None = None
+    delivery: DeliveryCounts | None = None
 
     @classmethod
     def of(
@@ -80,7 +80,7 @@ class BenchReport:
         interrupted: bool,
         drained: bool = False,
         sending: Measurement | None = None,
-        delivery: Delivery | None = None,
+        delivery: DeliveryCounts | None = None,
     ) -> "BenchReport":
         """The report of what was measured; `sending` is the producers' part of an e2e run."""
         sends = sending or measured

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cli.bench.bench_objects import bench_group, bench_topic
-from penstock.cli.bench.bench_report import BenchReport, Delivery, Workload
+from penstock.cli.bench.bench_report import BenchReport, DeliveryCounts, Workload
 from penstock.cli.bench.live_line import live_line
 from penstock.cli.bench.loads import ClosedLoop, Requests, run_open
 from penstock.cli.bench.measurement import Measurement
@@ -113,7 +113,7 @@ async def _end_to_end(cluster: ClusterOptions, plan: BenchPlan, stop: asyncio.Ev
             cpu_percent = cpu.percent()
             await requests.drain(cluster.timeout_ms / 1000 + 1)
             await receiver.wait_for(requests.acknowledged, plan.drain_s, stop)
-    delivery = Delivery(
+    delivery = DeliveryCounts(
         received=receiver.seen.count,
         lost=receiver.seen.missing(requests.acknowledged),
         duplicates=receiver.seen.duplicates,

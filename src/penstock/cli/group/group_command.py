@@ -11,7 +11,7 @@ from penstock.cli.name_completion import group_names, topic_names
 from penstock.cli.remote import ClusterOptions, cluster_options, json_option, print_json, run
 
 if TYPE_CHECKING:
-    from penstock.cli.group.group_text import Deletion, Load
+    from penstock.cli.group.group_text import GroupDeletion, Load
     from penstock.client.admin.async_admin import (
         AsyncAdmin,
         GroupInfo,
@@ -177,7 +177,7 @@ def delete(
 ) -> None:
     """Delete a group with its offsets, its retry topic and its dead letters."""
 
-    async def plan() -> "Deletion":
+    async def plan() -> "GroupDeletion":
         async with cluster.admin() as admin:
             return await _deletion(admin, name)
 
@@ -235,9 +235,9 @@ async def _loads(admin: "AsyncAdmin", groups: "list[GroupInfo]") -> "dict[str, L
         return loads
 
 
-async def _deletion(admin: "AsyncAdmin", name: str) -> "Deletion":
+async def _deletion(admin: "AsyncAdmin", name: str) -> "GroupDeletion":
     """What a deletion of the group deletes."""
-    from penstock.cli.group.group_text import Deletion
+    from penstock.cli.group.group_text import GroupDeletion
     from penstock.errors import NoRoute
     from penstock.wire.codes import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
@@ -251,4 +251,4 @@ async def _deletion(admin: "AsyncAdmin", name: str) -> "Deletion":
             continue
     members = await admin.members(name)
     progress = await admin.progress(name)
-    return Deletion(info, progress, counts, tuple(one.client_id for one in members.members))
+    return GroupDeletion(info, progress, counts, tuple(one.client_id for one in members.members))

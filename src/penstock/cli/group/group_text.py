@@ -9,10 +9,10 @@ from penstock.cli.remote import print_table
 from penstock.cli.schemas.group_output import (
     Group,
     GroupDetails,
-    GroupMember,
     GroupMemberList,
+    GroupMemberOutput,
     GroupOnBroker,
-    GroupRow,
+    GroupRowOutput,
     GroupSubscription,
     QueueLag,
 )
@@ -36,7 +36,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Deletion:
+class GroupDeletion:
     """What goes with a group."""
 
     group: GroupInfo
@@ -161,7 +161,7 @@ def print_members(found: GroupMembers) -> None:
     print(f"{found.model}, {found.consume_type}, new queues: {found.start_at}")
 
 
-def print_deletion(plan: Deletion, *, keep_offsets: bool) -> None:
+def print_deletion(plan: GroupDeletion, *, keep_offsets: bool) -> None:
     """Say what a deletion deletes, on stderr like the question."""
     lines = [f"group {plan.group.name} on {', '.join(plan.group.brokers)}"]
     if keep_offsets:
@@ -193,9 +193,9 @@ def group_json(info: GroupInfo) -> Group:
     return Group(group=info.name, is_system=info.is_system, brokers=_brokers(info))
 
 
-def row_json(info: GroupInfo, load: Load | None) -> GroupRow:
+def row_json(info: GroupInfo, load: Load | None) -> GroupRowOutput:
     """A group in a list, with its lag if it was asked for."""
-    row = GroupRow(group=info.name, is_system=info.is_system, brokers=_brokers(info))
+    row = GroupRowOutput(group=info.name, is_system=info.is_system, brokers=_brokers(info))
     if load is not None:
         row.members, row.lag, row.lag_ms = load.members, load.lag, load.lag_ms
     return row
@@ -209,7 +209,7 @@ def members_json(found: GroupMembers) -> GroupMemberList:
         consume_type=found.consume_type,
         start_at=found.start_at,
         members=[
-            GroupMember(
+            GroupMemberOutput(
                 client_id=one.client_id,
                 address=one.address,
                 language=one.language,

@@ -12,7 +12,7 @@ from penstock.cli.remote import ClusterOptions, cluster_options, json_option, pr
 from penstock.errors import NoNameServer, NoRoute, PeerError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.cli.health.check_rules import Checked, Limits
+    from penstock.cli.health.check_rules import CheckResult, Limits
     from penstock.client.admin.async_admin import AsyncAdmin
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -119,7 +119,7 @@ def check(
 
     Prints one line for Nagios and exits with 0 (OK), 1 (WARNING), 2 (CRITICAL) or 3 (UNKNOWN).
     """
-    from penstock.cli.health.check_rules import Checked, Limits, Problem, State
+    from penstock.cli.health.check_rules import CheckResult, FailedCheck, Limits, State
 
     def pair(name: str) -> Limits:
         return Limits(limits[f"{name}_warning"], limits[f"{name}_critical"])
@@ -135,7 +135,7 @@ def check(
         dead_letters=pair("dead_letters"),
     )
 
-    async def work() -> "tuple[Checked, str]":
+    async def work() -> "tuple[CheckResult, str]":
         async with cluster.admin() as admin:
             return await _check(admin, plan)
 
@@ -144,7 +144,7 @@ def check(
     except PenstockError as error:
         down = isinstance(error, PeerError | NoNameServer | NoRoute)
         state = State.CRITICAL if down else State.UNKNOWN
-        checked, summary = Checked((Problem(state, error.remark()),)), ""
+        checked, summary = CheckResult((FailedCheck(state, error.remark()),)), ""
     if as_json:
         print_json(_report(checked, summary))
     else:
@@ -152,7 +152,7 @@ def check(
     return int(checked.state)
 
 
-async def _check(admin: "AsyncAdmin", plan: CheckPlan) -> "tuple[Checked, str]":
+async def _check(admin: "AsyncAdmin", plan: CheckPlan) -> "tuple[CheckResult, str]":
     from penstock.cli.health import check_rules
 
     state = await admin.cluster(plan.cluster)
@@ -169,7 +169,7 @@ async def _check(admin: "AsyncAdmin", plan: CheckPlan) -> "tuple[Checked, str]":
     return checked, f"{len(state.brokers)} brokers answer"
 
 
-async def _check_groups(admin: "AsyncAdmin", plan: CheckPlan) -> "Checked":
+async def _check_groups(admin: "AsyncAdmin", plan: CheckPlan) -> "CheckResult":
     from penstock.cli.health import check_rules
 
     known = [info.name for info in await admin.groups(cluster=plan.cluster)]
@@ -201,7 +201,7 @@ async def _dead_letters(admin: "AsyncAdmin", plan: CheckPlan) -> list[tuple[str,
     return found
 
 
-def _report(checked: "Checked", summary: str) -> object:
+def _report(checked: "CheckResult", summary: str) -> object:
     from penstock.cli.schemas.health_output import CheckFigure, CheckProblem, CheckReport
 
     problems = [

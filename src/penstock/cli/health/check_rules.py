@@ -68,7 +68,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class FailedCheck:
     """A check that is not OK."""
 
     state: State
@@ -76,21 +76,21 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckResult:
     """Problems and figures of one or several checks."""
 
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[FailedCheck, ...] = ()
     figures: tuple[Figure, ...] = ()
 
-    def __add__(self, other: "Checked") -> "Checked":
-        return Checked(self.problems + other.problems, self.figures + other.figures)
+    def __add__(self, other: "CheckResult") -> "CheckResult":
+        return CheckResult(self.problems + other.problems, self.figures + other.figures)
 
     @property
     def state(self) -> State:
         found = {problem.state for problem in self.problems}
         return next((state for state in _ORDER if state in found), State.OK)
 
-    def ordered(self) -> list[Problem]:
+    def ordered(self) -> list[FailedCheck]:
         """The worst first."""
         return sorted(self.problems, key=lambda problem: _ORDER.index(problem.state))
 
@@ -131,30 +131,32 @@ def lag_of(progress: GroupProgress) -> GroupLag:
 
 def check_brokers(
     states: Sequence[BrokerState], without_master: Iterable[str], masters_min: int
-) -> Checked:
+) -> CheckResult:
     """Whether all registered brokers answer, and enough masters are registered."""
     problems = []
     for state in states:
         if isinstance(state.problem, PeerError):
             text = f"{_name(state)} does not answer: {state.problem}"
-            problems.append(Problem(State.CRITICAL, text))
+            problems.append(FailedCheck(State.CRITICAL, text))
         elif state.problem is not None:  # it runs, but refuses the request
             text = f"{_name(state)} does not report its state: {state.problem}"
-            problems.append(Problem(State.UNKNOWN, text))
-    problems += [Problem(State.CRITICAL, f"{name} has no master") for name in without_master]
+            problems.append(FailedCheck(State.UNKNOWN, text))
+    problems += [FailedCheck(State.CRITICAL, f"{name} has no master") for name in without_master]
     masters = sum(state.broker.is_master for state in states)
     if masters < masters_min:
         problems.append(
-            Problem(State.CRITICAL, f"{masters} masters are registered, {masters_min} are expected")
+            FailedCheck(
+                State.CRITICAL, f"{masters} masters are registered, {masters_min} are expected"
+            )
         )
     answering = sum(state.problem is None for state in states)
     figures = (Figure("masters", masters), Figure("brokers", answering))
-    return Checked(tuple(problems), figures)
+    return CheckResult(tuple(problems), figures)
 
 
-def check_disks(states: Iterable[BrokerState], limits: Limits) -> Checked:
+def check_disks(states: Iterable[BrokerState], limits: Limits) -> CheckResult:
     """The used share of the disk of each broker that answers, in percent."""
-    checked = Checked()
+    checked = CheckResult()
     for state in states:
         info = state.runtime_info
         if info is None:
@@ -168,7 +170,7 @@ def check_disks(states: Iterable[BrokerState], limits: Limits) -> Checked:
     return checked
 
 
-def check_replicas(replicas: Sequence[ReplicaStatus], in_sync_min: int | None) -> Checked:
+def check_replicas(replicas: Sequence[ReplicaStatus], in_sync_min: int | None) -> CheckResult:
     """Whether slaves are in sync, and each master has enough of them."""
     problems = []
     masters = [one for one in replicas if one.broker.is_master]
@@ -176,10 +178,10 @@ def check_replicas(replicas: Sequence[ReplicaStatus], in_sync_min: int | None) -
     for slave in slaves:
         name = f"slave {slave.broker.id} of {slave.broker.name}"
         if slave.error:
-            problems.append(Problem(State.WARNING, f"{name} can't follow: {slave.error}"))
+            problems.append(FailedCheck(State.WARNING, f"{name} can't follow: {slave.error}"))
         elif slave.in_sync is False:
             behind = "" if slave.behind is None else f" ({slave.behind} bytes behind)"
-            problems.append(Problem(State.WARNING, f"{name} is not in sync{behind}"))
+            problems.append(FailedCheck(State.WARNING, f"{name} is not in sync{behind}"))
     for master in masters if in_sync_min is not None else ():
         own = [one for one in slaves if one.broker.name == master.broker.name]
         sure = sum(one.in_sync is True for one in own)
@@ -187,23 +189,23 @@ def check_replicas(replicas: Sequence[ReplicaStatus], in_sync_min: int | None) -
         assert in_sync_min is not None
         if sure + unknown < in_sync_min:
             text = f"{master.broker.name} has {sure} slaves in sync, {in_sync_min} are expected"
-            problems.append(Problem(State.CRITICAL, text))
+            problems.append(FailedCheck(State.CRITICAL, text))
         elif sure < in_sync_min:
             text = f"it is unknown whether {master.broker.name} has {in_sync_min} slaves in sync"
-            problems.append(Problem(State.UNKNOWN, text))
+            problems.append(FailedCheck(State.UNKNOWN, text))
     in_sync = sum(one.in_sync is True for one in slaves)
-    return Checked(tuple(problems), (Figure("slaves_in_sync", in_sync),) if slaves else ())
+    return CheckResult(tuple(problems), (Figure("slaves_in_sync", in_sync),) if slaves else ())
 
 
-def check_existence(missing: Iterable[str]) -> Checked:
+def check_existence(missing: Iterable[str]) -> CheckResult:
     """Groups that were named, but do not exist: probably a typing error."""
-    problems = [Problem(State.UNKNOWN, f"there is no group {name}") for name in sorted(missing)]
-    return Checked(tuple(problems))
+    problems = [FailedCheck(State.UNKNOWN, f"there is no group {name}") for name in sorted(missing)]
+    return CheckResult(tuple(problems))
 
 
-def check_lag(groups: Iterable[GroupLag], messages: Limits, seconds: Limits) -> Checked:
+def check_lag(groups: Iterable[GroupLag], messages: Limits, seconds: Limits) -> CheckResult:
     """The lag of groups, in messages and in seconds."""
-    checked = Checked()
+    checked = CheckResult()
     for group in groups:
         if messages.given:
             count = "unknown" if group.messages is None else f"{group.messages:,} messages"
@@ -216,9 +218,9 @@ def check_lag(groups: Iterable[GroupLag], messages: Limits, seconds: Limits) -> 
     return checked
 
 
-def check_dead_letters(counts: Iterable[tuple[str, int | None]], limits: Limits) -> Checked:
+def check_dead_letters(counts: Iterable[tuple[str, int | None]], limits: Limits) -> CheckResult:
     """The number of dead letters of each group."""
-    checked = Checked()
+    checked = CheckResult()
     for group, count in counts:
         shown = "an unknown number of" if count is None else f"{count:,}"
         figure = Figure(f"dead_letters_{group}", count, limits)
@@ -226,9 +228,9 @@ def check_dead_letters(counts: Iterable[tuple[str, int | None]], limits: Limits)
     return checked
 
 
-def _judged(figure: Figure, text: str) -> Checked:
+def _judged(figure: Figure, text: str) -> CheckResult:
     state = figure.limits.judge(figure.value)
-    return Checked((Problem(state, text),) if state is not State.OK else (), (figure,))
+    return CheckResult((FailedCheck(state, text),) if state is not State.OK else (), (figure,))
 
 
 def _name(state: BrokerState) -> str:

@@ -40,7 +40,7 @@ def dlq() -> None:
 
 
 @dataclass(frozen=True)
-class Selection:
+class DeadLetterSelection:
     """Which dead letters of a group a command is about."""
 
     ids: tuple[str, ...] = ()
@@ -64,8 +64,8 @@ def _selection(command: F) -> F:
 
     @wraps(command)
     def with_selection(*arguments: Any, **given: Any) -> Any:
-        chosen = {field.name: given.pop(field.name) for field in fields(Selection)}
-        return command(*arguments, selection=Selection(**chosen), **given)
+        chosen = {field.name: given.pop(field.name) for field in fields(DeadLetterSelection)}
+        return command(*arguments, selection=DeadLetterSelection(**chosen), **given)
 
     for option in (
         count_option,
@@ -86,7 +86,7 @@ def _selection(command: F) -> F:
 def list_letters(
     cluster: ClusterOptions,
     group: str,
-    selection: Selection,
+    selection: DeadLetterSelection,
     as_json: bool,
 ) -> int:
     """List the dead letters of GROUP, oldest first."""
@@ -116,7 +116,7 @@ def list_letters(
 @json_option
 def show(cluster: ClusterOptions, group: str, message_id: str, form: str, as_json: bool) -> int:
     """Show one dead letter of GROUP with its properties and its body."""
-    found = run(_select(cluster, group, Selection(ids=(message_id,))))
+    found = run(_select(cluster, group, DeadLetterSelection(ids=(message_id,))))
     if not found.messages:
         print_partial(found.partial)
         return NOT_KNOWN if len(found.partial) > 1 else NO
@@ -140,7 +140,7 @@ def show(cluster: ClusterOptions, group: str, message_id: str, form: str, as_jso
 def resend(
     cluster: ClusterOptions,
     group: str,
-    selection: Selection,
+    selection: DeadLetterSelection,
     everything: bool,
     to_topic: bool,
     dry_run: bool,
@@ -152,7 +152,7 @@ def resend(
 
     The plan is printed first. The dead letters stay in their topic: a second run sends them again.
     """
-    if not everything and selection == Selection(count_max=selection.count_max):
+    if not everything and selection == DeadLetterSelection(count_max=selection.count_max):
         raise click.UsageError("give --id, --key, --since, --until, --tags or --all")
 
     async def select(admin: "AsyncAdmin") -> "SearchResult":
@@ -184,7 +184,7 @@ def resend(
 def export(
     cluster: ClusterOptions,
     group: str,
-    selection: Selection,
+    selection: DeadLetterSelection,
     output: IO[str],
 ) -> int:
     """Write dead letters of GROUP as lines of JSON, oldest first."""
@@ -196,6 +196,8 @@ def export(
     return 0
 
 
-async def _select(cluster: ClusterOptions, group: str, selection: Selection) -> "SearchResult":
+async def _select(
+    cluster: ClusterOptions, group: str, selection: DeadLetterSelection
+) -> "SearchResult":
     async with cluster.admin() as admin:
         return await selection.read(admin, group)

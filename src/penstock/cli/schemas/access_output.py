@@ -7,7 +7,7 @@ import msgspec
 from penstock.cli.schemas.json_values import JsonOutput, JsonValue, doc
 
 
-class User(JsonValue):
+class UserOutput(JsonValue):
     """A user of the brokers."""
 
     user: str
@@ -16,7 +16,7 @@ class User(JsonValue):
     password: Annotated[str, doc("`******` without `--show-password`")]
 
 
-class Rule(JsonValue):
+class RuleOutput(JsonValue):
     """An access rule of a user."""
 
     user: str
@@ -30,8 +30,8 @@ class Rule(JsonValue):
 
 
 OUTPUTS = {
-    "user get": JsonOutput(list[User]),
-    "user list": JsonOutput(list[User]),
-    "acl get": JsonOutput(list[Rule]),
-    "acl list": JsonOutput(list[Rule]),
+    "user get": JsonOutput(list[UserOutput]),
+    "user list": JsonOutput(list[UserOutput]),
+    "acl get": JsonOutput(list[RuleOutput]),
+    "acl list": JsonOutput(list[RuleOutput]),
 }

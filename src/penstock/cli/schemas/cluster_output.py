@@ -5,7 +5,7 @@ from typing import Annotated
 from penstock.cli.schemas.json_values import JsonOutput, JsonValue, doc
 
 
-class Election(JsonValue):
+class ElectionOutput(JsonValue):
     """An election of a master by controllers."""
 
     broker: str
@@ -15,7 +15,7 @@ class Election(JsonValue):
     reason: str
 
 
-class Replica(JsonValue):
+class ReplicaOutput(JsonValue):
     """A master or a slave."""
 
     cluster: str
@@ -31,12 +31,12 @@ class Replica(JsonValue):
     in_sync: Annotated[bool | None, doc("slave: whether the master counts it as in sync")]
     error: Annotated[str | None, doc("why values are unknown, or the slave can't follow")]
     elections: Annotated[
-        list[Election] | None,
+        list[ElectionOutput] | None,
         doc("last elections of its broker, the newest last; null if no controller tells of them"),
     ]
 
 
 OUTPUTS = {
-    "cluster status": JsonOutput(list[Replica]),
-    "cluster elections": JsonOutput(list[Election]),
+    "cluster status": JsonOutput(list[ReplicaOutput]),
+    "cluster elections": JsonOutput(list[ElectionOutput]),
 }

@@ -31,7 +31,7 @@ class Group(JsonValue):
     brokers: Annotated[dict[str, GroupOnBroker], doc("settings by broker name")]
 
 
-class GroupRow(Group):
+class GroupRowOutput(Group):
     """A group in a list. The last three fields are there with `--lag`; null is unknown."""
 
     members: Annotated[int | UnsetType | None, doc("connected clients")] = UNSET
@@ -39,7 +39,7 @@ class GroupRow(Group):
     lag_ms: Annotated[int | UnsetType | None, doc("age of the oldest of them")] = UNSET
 
 
-class GroupMember(JsonValue):
+class GroupMemberOutput(JsonValue):
     """A connected client of a group."""
 
     client_id: str
@@ -64,7 +64,7 @@ class GroupMemberList(JsonValue):
     model: Annotated[str | None, doc("`CLUSTERING` or `BROADCASTING`")]
     consume_type: str | None
     start_at: str | None
-    members: list[GroupMember]
+    members: list[GroupMemberOutput]
     subscriptions: list[GroupSubscription]
     unreachable: Annotated[list[str], doc("brokers that could not be asked")]
 
@@ -139,7 +139,7 @@ class UndoRow(JsonValue):
 
 
 OUTPUTS = {
-    "group list": JsonOutput(list[GroupRow]),
+    "group list": JsonOutput(list[GroupRowOutput]),
     "group create": JsonOutput(Group),
     "group describe": JsonOutput(GroupDetails),
     "group members": JsonOutput(GroupMemberList),

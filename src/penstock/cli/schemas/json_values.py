@@ -2,7 +2,9 @@
 
 Rules of all of them: an unknown value is null, never 0; times are milliseconds since 1970 and end
 in `_ms`; names are snake_case. Fields may be added; a field is not renamed or removed, and its type
-does not change. The names of Structs are unique, because the documentation has them on one page.
+does not change. The names of Structs are unique, because the documentation has them on one page. If
+a class of another package has the name too, the Struct's name ends in `Output`, which the schema
+leaves out.
 """
 
 from dataclasses import dataclass

@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 from penstock.cli.schemas.json_values import JsonOutput, JsonValue, doc
 
 
-class Receipt(JsonValue):
+class ReceiptOutput(JsonValue):
     """A message that was sent."""
 
     status: Annotated[str, doc("`SEND_OK`, or another status of RocketMQ's")]
@@ -40,7 +40,7 @@ class ReadMessage(JsonValue):
     body_base64: Annotated[str | UnsetType, doc("the body, if it is not text")] = UNSET
 
 
-class StoredMessage(ReadMessage, kw_only=True):
+class StoredMessageOutput(ReadMessage, kw_only=True):
     """A message with the topic that it was sent to and the one that it is stored in."""
 
     topic: Annotated[  # type: ignore[assignment]  # a copy does not always name it
@@ -56,7 +56,7 @@ class FoundMessages(JsonValue):
     partial: Annotated[
         list[str], doc("what could not be searched; empty if the search is complete")
     ]
-    messages: list[StoredMessage]
+    messages: list[StoredMessageOutput]
 
 
 # --- sending again
@@ -80,7 +80,7 @@ class PlannedCopy(Place):
     target: Annotated[str, doc("the topic that the copy goes to")]
 
 
-class SkippedMessage(Place):
+class SkippedMessageOutput(Place):
     """A message that is not sent again."""
 
     reason: str
@@ -103,22 +103,22 @@ class SentCopy(JsonValue):
     offset: int
 
 
-class ResendReport(JsonValue):
+class ResendReportOutput(JsonValue):
     """The messages that were sent again."""
 
     sent: list[SentCopy]
     failed: list[FailedCopy]
-    skipped: list[SkippedMessage]
+    skipped: list[SkippedMessageOutput]
     spent_ms: int
 
 
-class ResendPlan(JsonValue):
+class ResendPlanOutput(JsonValue):
     """The messages that would be sent again."""
 
     group: Annotated[str | None, doc("the only group that receives them; null: all groups")]
     targets: Annotated[dict[str, int], doc("number of messages by target topic")]
     messages: list[PlannedCopy]
-    skipped: list[SkippedMessage]
+    skipped: list[SkippedMessageOutput]
     warnings: list[str]
     partial: Annotated[list[str], doc("what could not be searched or was not found")]
 
@@ -216,15 +216,15 @@ class HalfMessageList(JsonValue):
 
 
 OUTPUTS = {
-    "send": JsonOutput(Receipt, lines=True),
+    "send": JsonOutput(ReceiptOutput, lines=True),
     "tail": JsonOutput(ReadMessage, lines=True),
     "message find": JsonOutput(FoundMessages),
-    "message show": JsonOutput(StoredMessage),
-    "message resend": JsonOutput(ResendReport, dry_run=ResendPlan),
-    "dlq list": JsonOutput(list[StoredMessage]),
-    "dlq show": JsonOutput(StoredMessage),
-    "dlq export": JsonOutput(StoredMessage, lines=True),
-    "dlq resend": JsonOutput(ResendReport, dry_run=ResendPlan),
+    "message show": JsonOutput(StoredMessageOutput),
+    "message resend": JsonOutput(ResendReportOutput, dry_run=ResendPlanOutput),
+    "dlq list": JsonOutput(list[StoredMessageOutput]),
+    "dlq show": JsonOutput(StoredMessageOutput),
+    "dlq export": JsonOutput(StoredMessageOutput, lines=True),
+    "dlq resend": JsonOutput(ResendReportOutput, dry_run=ResendPlanOutput),
     "explain message": JsonOutput(MessageAnswer),
     "explain group": JsonOutput(GroupAnswer),
     "scheduled list": JsonOutput(WaitingMessages),

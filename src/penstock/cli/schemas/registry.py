@@ -46,6 +46,17 @@ def schema_of(command: str) -> dict[str, Any]:
     """The JSON Schema (2020-12) of the value, or of each line, that a command prints."""
     output = OUTPUTS[command]
     if output.dry_run is None:
-        return msgspec.json.schema(output.value)
-    either, objects = msgspec.json.schema_components((output.value, output.dry_run))
-    return {"anyOf": list(either), "$defs": objects}
+        schema = msgspec.json.schema(output.value)
+    else:
+        either, objects = msgspec.json.schema_components((output.value, output.dry_run))
+        schema = {"anyOf": list(either), "$defs": objects}
+    return {key: _published(part) for key, part in schema.items()}
+
+
+def _published(part: Any) -> Any:
+    """A part of a schema with the names of Structs as they are published: without `Output`."""
+    if isinstance(part, dict):
+        return {key.removesuffix("Output"): _published(value) for key, value in part.items()}
+    if isinstance(part, list):
+        return [_published(one) for one in part]
+    return part.removesuffix("Output") if isinstance(part, str) else part

@@ -171,7 +171,7 @@ def _has_console() -> bool:
     return False
 
 
-class Member(NamedTuple):
+class LocalBroker(NamedTuple):
     """A broker of `penstock up`; `slave` is the broker id of a slave, and 0 for a master."""
 
     name: str
@@ -202,7 +202,9 @@ class ClusterLayout:
             self.names = [broker.name]
         else:
             self.names = [f"broker-{letter}" for letter in string.ascii_lowercase[:brokers]]
-        self.members = [Member(name, slave) for slave in range(replicas) for name in self.names]
+        self.members = [
+            LocalBroker(name, slave) for slave in range(replicas) for name in self.names
+        ]
         """The masters first, so that their ports do not depend on the number of replicas."""
         last = broker.port + PORTS_APART * (len(self.members) - 1) + 2
         if last > PORT_MAX:
@@ -231,7 +233,7 @@ class ClusterLayout:
     def port(self, number: int) -> int:
         return self.settings.broker.port + PORTS_APART * number
 
-    def master_of(self, member: Member) -> int:
+    def master_of(self, member: LocalBroker) -> int:
         """The number of a member's master."""
         return self.names.index(member.name)
 
@@ -294,7 +296,7 @@ class ClusterLayout:
             environ |= self._role(self.members[number])
         return environ
 
-    def _role(self, member: Member) -> dict[str, str]:
+    def _role(self, member: LocalBroker) -> dict[str, str]:
         """The settings of a master or a slave."""
         replication = self.settings.replication
         if member.slave:

@@ -20,7 +20,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cli.top.group_figures import GroupFigures, TopicOfGroup, largest, sum_up
-from penstock.cli.top.screen_snapshot import BrokerRow, CounterRates, GroupRow, Snapshot, TopicRow
+from penstock.cli.top.screen_snapshot import (
+    BrokerRow,
+    CounterRates,
+    GroupRow,
+    ScreenSnapshot,
+    TopicRow,
+)
 from penstock.errors import PenstockError
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import ConsumeStatsList, TopicStatsTable
@@ -66,7 +72,7 @@ class Collector:
         self._turn = 0
         self._group_notes: tuple[str, ...] = ()
 
-    async def read(self, *, all_groups: bool = False) -> Snapshot:
+    async def read(self, *, all_groups: bool = False) -> ScreenSnapshot:
         """Read the present state; raises if no NameServer answers.
 
         With `all_groups` the figures of groups are read also if the last time was just now.
@@ -82,7 +88,7 @@ class Collector:
         await self._read_topics(masters)
         ages = await self._read_ages(masters)
         now_s = time.monotonic()
-        return Snapshot(
+        return ScreenSnapshot(
             time_ms=time.time_ns() // 1_000_000,
             nameservers=tuple(state.nameservers),
             brokers=tuple(_broker_rows(state.brokers, replicas)),

@@ -12,7 +12,7 @@ from rich.text import Text
 from penstock.cli.remote import ClusterOptions
 from penstock.cli.top.collector import Collector
 from penstock.cli.top.screen import ScreenState, screen
-from penstock.cli.top.screen_snapshot import Snapshot
+from penstock.cli.top.screen_snapshot import ScreenSnapshot
 from penstock.cli.top.terminal_keys import KeyReader
 from penstock.errors import PenstockError
 
@@ -25,7 +25,7 @@ class LiveScreen:
         self._seconds = seconds
         self._console = console
         self._state = ScreenState()
-        self._snapshot: Snapshot | None = None
+        self._snapshot: ScreenSnapshot | None = None
         self._problem = ""
         self._changed = asyncio.Event()
 

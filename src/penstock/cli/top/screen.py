@@ -14,7 +14,7 @@ from penstock.cli.top.screen_snapshot import (
     SORTS,
     BrokerRow,
     GroupRow,
-    Snapshot,
+    ScreenSnapshot,
     TopicRow,
     sorted_rows,
 )
@@ -64,7 +64,7 @@ class ScreenState:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ScreenColumn:
     """A column: its head, the attribute to sort by, and the text of a row."""
 
     head: str
@@ -119,23 +119,23 @@ def _sync_text(row: BrokerRow) -> Text:
     return Text("yes", style="green") if row.in_sync else Text("no", style="red")
 
 
-def _broker_columns(now_ms: int) -> tuple[Column, ...]:
+def _broker_columns(now_ms: int) -> tuple[ScreenColumn, ...]:
     def up_text(row: BrokerRow) -> str:
         return age_text(None if row.started_ms is None else (now_ms - row.started_ms) / 1000)
 
     return (
-        Column("BROKER", "name", lambda row: row.name, right=False),
-        Column("ID", "id", lambda row: str(row.id)),
-        Column("ADDRESS", "address", lambda row: row.address, right=False),
-        Column("ROLE", "role", _role_text, right=False),
-        Column("IN/s", "in_per_second", lambda row: number_text(row.in_per_second)),
-        Column("OUT/s", "out_per_second", lambda row: number_text(row.out_per_second)),
-        Column("LOG", "log_bytes", lambda row: _bytes_text(row.log_bytes)),
-        Column("DISK", "disk_used", _disk_text),
-        Column("MEMORY", "memory_bytes", lambda row: _bytes_text(row.memory_bytes)),
-        Column("BEHIND", "behind_bytes", lambda row: _behind_text(row)),
-        Column("IN SYNC", "in_sync", _sync_text, right=False),
-        Column("UP", "started_ms", up_text),
+        ScreenColumn("BROKER", "name", lambda row: row.name, right=False),
+        ScreenColumn("ID", "id", lambda row: str(row.id)),
+        ScreenColumn("ADDRESS", "address", lambda row: row.address, right=False),
+        ScreenColumn("ROLE", "role", _role_text, right=False),
+        ScreenColumn("IN/s", "in_per_second", lambda row: number_text(row.in_per_second)),
+        ScreenColumn("OUT/s", "out_per_second", lambda row: number_text(row.out_per_second)),
+        ScreenColumn("LOG", "log_bytes", lambda row: _bytes_text(row.log_bytes)),
+        ScreenColumn("DISK", "disk_used", _disk_text),
+        ScreenColumn("MEMORY", "memory_bytes", lambda row: _bytes_text(row.memory_bytes)),
+        ScreenColumn("BEHIND", "behind_bytes", lambda row: _behind_text(row)),
+        ScreenColumn("IN SYNC", "in_sync", _sync_text, right=False),
+        ScreenColumn("UP", "started_ms", up_text),
     )
 
 
@@ -150,24 +150,24 @@ def _behind_text(row: BrokerRow) -> str:
 
 
 _TOPIC_COLUMNS = (
-    Column("TOPIC", "name", lambda row: row.name, right=False),
-    Column("IN/s", "in_per_second", lambda row: number_text(row.in_per_second)),
-    Column("OUT/s", "out_per_second", lambda row: number_text(row.out_per_second)),
-    Column("STORED", "next_offsets", lambda row: number_text(row.next_offsets)),
-    Column("GROUPS", "groups", lambda row: number_text(row.groups)),
+    ScreenColumn("TOPIC", "name", lambda row: row.name, right=False),
+    ScreenColumn("IN/s", "in_per_second", lambda row: number_text(row.in_per_second)),
+    ScreenColumn("OUT/s", "out_per_second", lambda row: number_text(row.out_per_second)),
+    ScreenColumn("STORED", "next_offsets", lambda row: number_text(row.next_offsets)),
+    ScreenColumn("GROUPS", "groups", lambda row: number_text(row.groups)),
 )
 _GROUP_COLUMNS = (
-    Column("GROUP", "name", lambda row: row.name, right=False),
-    Column("LAG", "lag", lambda row: number_text(row.lag)),
-    Column("OLDEST", "lag_seconds", _lag_text),
-    Column("OUT/s", "out_per_second", lambda row: number_text(row.out_per_second)),
-    Column("TOPICS", "topics", lambda row: number_text(row.topics)),
+    ScreenColumn("GROUP", "name", lambda row: row.name, right=False),
+    ScreenColumn("LAG", "lag", lambda row: number_text(row.lag)),
+    ScreenColumn("OLDEST", "lag_seconds", _lag_text),
+    ScreenColumn("OUT/s", "out_per_second", lambda row: number_text(row.out_per_second)),
+    ScreenColumn("TOPICS", "topics", lambda row: number_text(row.topics)),
 )
 
 
-def screen(snapshot: Snapshot, state: ScreenState, height: int | None) -> RenderableType:
+def screen(snapshot: ScreenSnapshot, state: ScreenState, height: int | None) -> RenderableType:
     """The whole screen, at most `height` lines; None: all rows, for `--once`."""
-    tables: dict[str, tuple[Sequence[Column], Sequence[BrokerRow | TopicRow | GroupRow]]] = {
+    tables: dict[str, tuple[Sequence[ScreenColumn], Sequence[BrokerRow | TopicRow | GroupRow]]] = {
         "brokers": (_broker_columns(snapshot.time_ms), snapshot.brokers),
         "topics": (_TOPIC_COLUMNS, snapshot.topics),
         "groups": (_GROUP_COLUMNS, snapshot.groups),
@@ -205,7 +205,7 @@ def _rooms(rows: dict[str, int], height: int | None, notes: int) -> dict[str, An
     return rooms
 
 
-def _head(snapshot: Snapshot, state: ScreenState) -> Text:
+def _head(snapshot: ScreenSnapshot, state: ScreenState) -> Text:
     clusters = sorted({row.cluster for row in snapshot.brokers})
     time = datetime.fromtimestamp(snapshot.time_ms / 1000).strftime("%H:%M:%S")
     masters = [row for row in snapshot.brokers if row.id == 0]
@@ -230,7 +230,7 @@ def _total(values: Any) -> str:
 
 def _table(
     name: str,
-    columns: Sequence[Column],
+    columns: Sequence[ScreenColumn],
     rows: Sequence[Any],
     room: int | None,
     state: ScreenState,

@@ -58,7 +58,7 @@ class GroupRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ScreenSnapshot:
     """The state of a cluster at one time."""
 
     time_ms: int

@@ -11,7 +11,7 @@ from penstock.cli.remote import ClusterOptions, cluster_options, json_option, pr
 from penstock.cli.times import to_duration
 
 if TYPE_CHECKING:
-    from penstock.cli.top.screen_snapshot import Snapshot
+    from penstock.cli.top.screen_snapshot import ScreenSnapshot
 
 
 @click.command(short_help="Show a live screen of brokers, topics and groups.")
@@ -56,7 +56,7 @@ def top(
 
 async def _read_twice(
     cluster: ClusterOptions, in_cluster: str | None, seconds: float, *, system: bool
-) -> "Snapshot":
+) -> "ScreenSnapshot":
     from penstock.cli.top.collector import Collector
 
     async with cluster.admin() as admin:
@@ -66,7 +66,7 @@ async def _read_twice(
         return await collector.read(all_groups=True)
 
 
-def _print(snapshot: "Snapshot") -> None:
+def _print(snapshot: "ScreenSnapshot") -> None:
     from rich.console import Console
 
     from penstock.cli.top.screen import ScreenState, screen

@@ -14,7 +14,7 @@ from penstock.wire.bodies.admin_bodies import ConsumeStatus
 WINDOW_MS = 10_000
 
 
-class Sample(NamedTuple):
+class CounterSample(NamedTuple):
     """The counters of a topic at one time."""
 
     ms: int
@@ -30,19 +30,19 @@ class Rates:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._started_ms = clock.monotonic_ms()
-        self._samples: dict[str, tuple[Sample, Sample]] = {}
+        self._samples: dict[str, tuple[CounterSample, CounterSample]] = {}
 
     def status(self, topic: str, process_queues: Iterable[ProcessQueue]) -> ConsumeStatus:
         """The rates of a topic with these queues; released queues do not count."""
         process_queues = list(process_queues)
-        now = Sample(
+        now = CounterSample(
             self._clock.monotonic_ms(),
             sum(w.received for w in process_queues),
             sum(w.finished for w in process_queues),
             sum(w.failed for w in process_queues),
             sum(w.busy_ms for w in process_queues),
         )
-        start = Sample(self._started_ms)
+        start = CounterSample(self._started_ms)
         older, newer = self._samples.get(topic, (start, start))
         if now.ms - newer.ms >= WINDOW_MS:
             older, newer = newer, now

@@ -26,7 +26,7 @@ from penstock.client.diagnosis.wording import (
 )
 
 
-class Conclusion(NamedTuple):
+class MessageConclusion(NamedTuple):
     """A verdict, its sentence and the next command."""
 
     verdict: Verdict
@@ -77,20 +77,20 @@ def _show(place: MessagePlace) -> str:
 # --- the message ---------------------------------------------------------------------------------
 
 
-def _absent(e: MessageEvidence) -> Conclusion | None:
+def _absent(e: MessageEvidence) -> MessageConclusion | None:
     if e.message is not None or e.half is not None or e.delayed is not None or _copies(e):
         return None
     if e.absence is not None and e.absence.is_deleted:
-        return Conclusion(
+        return MessageConclusion(
             Verdict.DELETED,
             "The message is older than what the brokers still have: it was deleted.",
             None if e.topic is None else command_line("topic", "describe", e.topic),
         )
     if e.partial:
         text = "The message was not found, but the search was not complete"
-        return Conclusion(Verdict.UNKNOWN, f"{text}: {e.partial[0]}.", _again(e))
+        return MessageConclusion(Verdict.UNKNOWN, f"{text}: {e.partial[0]}.", _again(e))
     where = "in any topic" if e.topic is None else f"in the topic {e.topic}"
-    return Conclusion(
+    return MessageConclusion(
         Verdict.NOT_FOUND,
         f"There is no such message {where}: check the id and the topic.",
         command_line("message", "find", e.wanted),
@@ -103,12 +103,12 @@ def _copies(e: MessageEvidence) -> bool:
     return bool(retries or dead)
 
 
-def _half(e: MessageEvidence) -> Conclusion | None:
+def _half(e: MessageEvidence) -> MessageConclusion | None:
     half = e.half
     if half is None or e.message is not None or e.delayed is not None:
         return None
     if half.resolved is True:
-        return Conclusion(
+        return MessageConclusion(
             Verdict.ROLLED_BACK,
             f"The transaction was rolled back: the message was never visible in {half.topic}.",
             _show(half.place),
@@ -119,14 +119,14 @@ def _half(e: MessageEvidence) -> Conclusion | None:
         text = (
             f"The transaction was not committed, and its end is not known: {half.resolved.reason}"
         )
-    return Conclusion(
+    return MessageConclusion(
         Verdict.HALF,
         f"{text}. Consumers see the message when it is committed.",
         command_line("transaction", "list", "--topic", half.topic),
     )
 
 
-def _delayed(e: MessageEvidence) -> Conclusion | None:
+def _delayed(e: MessageEvidence) -> MessageConclusion | None:
     delayed = e.delayed
     if delayed is None or e.message is not None:
         return None
@@ -144,20 +144,20 @@ def _delayed(e: MessageEvidence) -> Conclusion | None:
             f"The message was due {late} ago and is not in {delayed.topic}: it was recalled, it is"
             " older than what the topic still has, or the broker is late."
         )
-        return Conclusion(Verdict.UNKNOWN, text, command)
-    return Conclusion(Verdict.DELAYED, text, command)
+        return MessageConclusion(Verdict.UNKNOWN, text, command)
+    return MessageConclusion(Verdict.DELAYED, text, command)
 
 
 # --- redelivery ----------------------------------------------------------------------------------
 
 
-def _dead_letter(e: MessageEvidence) -> Conclusion | None:
+def _dead_letter(e: MessageEvidence) -> MessageConclusion | None:
     if isinstance(e.dead, Unknown) or not e.dead:
         return None
     last, retry = e.dead[-1], _last_retry(e)
     if retry is not None and retry.place.store_ms >= last.store_ms:
         return None  # sent again after it became a dead letter
-    return Conclusion(
+    return MessageConclusion(
         Verdict.DEAD_LETTER,
         f"The handler failed too often: the message is a dead letter of {e.group} since"
         f" {moment_text(last.store_ms)}. It is not delivered again.",
@@ -169,7 +169,7 @@ def _last_retry(e: MessageEvidence) -> RetryCopy | None:
     return None if isinstance(e.retries, Unknown) or not e.retries else e.retries[-1]
 
 
-def _retrying(e: MessageEvidence) -> Conclusion | None:
+def _retrying(e: MessageEvidence) -> MessageConclusion | None:
     last = _last_retry(e)
     if last is None:
         return None
@@ -183,16 +183,16 @@ def _retrying(e: MessageEvidence) -> Conclusion | None:
             left = duration_text(abs(last.due_ms - e.now_ms))
             when = f"is due in {left}" if last.due_ms > e.now_ms else f"was due {left} ago"
         failed = f"The handler failed {count_text(last.attempt, 'time')}. "
-        return Conclusion(verdict, f"{failed}{name} {when}.{nobody}", command)
+        return MessageConclusion(verdict, f"{failed}{name} {when}.{nobody}", command)
     if isinstance(last.committed, Unknown):
         text = f"Whether {name.lower()} is consumed is not known: {last.committed.reason}"
-        return Conclusion(Verdict.UNKNOWN, f"{text}.", _again(e))
+        return MessageConclusion(Verdict.UNKNOWN, f"{text}.", _again(e))
     if last.committed is not None and last.committed > last.place.offset:
         if e.pops:
             return _popped(e)
-        return Conclusion(Verdict.CONSUMED, f"{name} was consumed by {e.group}.", _resend(e))
+        return MessageConclusion(Verdict.CONSUMED, f"{name} was consumed by {e.group}.", _resend(e))
     text = f"{name} is in {last.place.topic} and not consumed yet.{nobody}"
-    return Conclusion(verdict, text, command)
+    return MessageConclusion(verdict, text, command)
 
 
 def _resend(e: MessageEvidence) -> str:
@@ -201,11 +201,11 @@ def _resend(e: MessageEvidence) -> str:
     return command_line("message", "resend", place, "--to-group", e.group)
 
 
-def _gone(e: MessageEvidence) -> Conclusion | None:
+def _gone(e: MessageEvidence) -> MessageConclusion | None:
     """Only dead letters that were sent again are left, or the copies are not known."""
     if e.message is not None:
         return None
-    return Conclusion(
+    return MessageConclusion(
         Verdict.UNKNOWN, "The message itself is no longer in its topic.", _explain_group(e)
     )
 
@@ -213,23 +213,23 @@ def _gone(e: MessageEvidence) -> Conclusion | None:
 # --- progress ------------------------------------------------------------------------------------
 
 
-def _no_route(e: MessageEvidence) -> Conclusion | None:
+def _no_route(e: MessageEvidence) -> MessageConclusion | None:
     if e.route is not None:
         return None
     text = f"No NameServer has a route of {e.topic}: clients can't find its queues."
-    return Conclusion(Verdict.NO_ROUTE, text, command_line("cluster", "status"))
+    return MessageConclusion(Verdict.NO_ROUTE, text, command_line("cluster", "status"))
 
 
-def _no_group(e: MessageEvidence) -> Conclusion | None:
+def _no_group(e: MessageEvidence) -> MessageConclusion | None:
     if isinstance(e.settings, Unknown) or e.online is not False:
         return None
     if not e.settings and e.committed is None:
         text = f"The group {e.group} does not exist: check its name, or start a consumer of it."
-        return Conclusion(Verdict.NO_GROUP, text, command_line("group", "list"))
+        return MessageConclusion(Verdict.NO_GROUP, text, command_line("group", "list"))
     return None
 
 
-def _broadcast(e: MessageEvidence) -> Conclusion | None:
+def _broadcast(e: MessageEvidence) -> MessageConclusion | None:
     at = e.message
     if not e.broadcast or at is None or e.matches is False:
         return None
@@ -237,19 +237,19 @@ def _broadcast(e: MessageEvidence) -> Conclusion | None:
     behind = [who for who, offset in offsets.items() if offset is not None and offset <= at.offset]
     if behind:
         text = f"{len(behind)} of {len(offsets)} members have not finished it: {', '.join(behind)}."
-        return _disabled(e) or Conclusion(Verdict.WAITING, text, _explain_group(e))
+        return _disabled(e) or MessageConclusion(Verdict.WAITING, text, _explain_group(e))
     if not offsets or None in offsets.values():
         text = (
             "The group is broadcasting: each member keeps its own offset, and not all of them"
             " tell it."
         )
-        return Conclusion(Verdict.UNKNOWN, text, _explain_group(e))
+        return MessageConclusion(Verdict.UNKNOWN, text, _explain_group(e))
     text = f"All {count_text(len(offsets), 'connected member')} of the broadcast group consumed it."
-    return Conclusion(Verdict.CONSUMED, text, None)
+    return MessageConclusion(Verdict.CONSUMED, text, None)
 
 
-def _popped(e: MessageEvidence) -> Conclusion:
-    return Conclusion(
+def _popped(e: MessageEvidence) -> MessageConclusion:
+    return MessageConclusion(
         Verdict.POPPED,
         "A POP consumer received the message. Brokers do not tell whether it was acknowledged;"
         " if it is not, it is delivered again after its invisible time.",
@@ -257,36 +257,36 @@ def _popped(e: MessageEvidence) -> Conclusion:
     )
 
 
-def _passed(e: MessageEvidence) -> Conclusion | None:
+def _passed(e: MessageEvidence) -> MessageConclusion | None:
     passed = e.passed
     if isinstance(passed, Unknown):
         text = f"The committed offset of the group is not known: {passed.reason}."
-        return Conclusion(Verdict.UNKNOWN, text, _again(e))
+        return MessageConclusion(Verdict.UNKNOWN, text, _again(e))
     if not passed:
         return None
     if e.matches is False:
         return _filtered(e)
     if isinstance(e.matches, Unknown):
         text = "The group is past the message, but whether its filter accepted it is not known"
-        return Conclusion(Verdict.UNKNOWN, f"{text}: {e.matches.reason}.", _explain_group(e))
+        return MessageConclusion(Verdict.UNKNOWN, f"{text}: {e.matches.reason}.", _explain_group(e))
     if e.pops:
         return _popped(e)
     text = f"The group {e.group} consumed the message: its committed offset is past it."
     if isinstance(e.retries, Unknown) or isinstance(e.dead, Unknown):
         text = "The group is past the message, but whether it failed and was stored again is not"
-        return Conclusion(Verdict.UNKNOWN, f"{text} known.", _again(e))
+        return MessageConclusion(Verdict.UNKNOWN, f"{text} known.", _again(e))
     if e.deliveries and e.deliveries[-1].success:
         text += " A trace confirms it."
-    return Conclusion(Verdict.CONSUMED, text, _resend(e))
+    return MessageConclusion(Verdict.CONSUMED, text, _resend(e))
 
 
-def _filtered(e: MessageEvidence) -> Conclusion:
+def _filtered(e: MessageEvidence) -> MessageConclusion:
     mine, at = e.subscription, e.message
     assert mine is not None
     assert at is not None
     tag = "has no tag" if at.tags is None else f"has the tag {at.tags!r}"
     what = f"the message {tag}" if mine.tags is not None else "the message does not match it"
-    return Conclusion(
+    return MessageConclusion(
         Verdict.FILTERED,
         f"The group does not receive the message: it subscribes with {mine.expression!r}, and"
         f" {what}.",
@@ -294,32 +294,32 @@ def _filtered(e: MessageEvidence) -> Conclusion:
     )
 
 
-def _disabled(e: MessageEvidence) -> Conclusion | None:
+def _disabled(e: MessageEvidence) -> MessageConclusion | None:
     at = e.message
     assert at is not None
     settings = None if isinstance(e.settings, Unknown) else e.settings.get(at.broker)
     if settings is not None and not settings.consume_enabled:
         text = f"Consumption is disabled for {e.group} on {at.broker}."
         command = command_line("group", "create", e.group, "--enable", "--broker", at.broker)
-        return Conclusion(Verdict.CONSUME_DISABLED, text, command)
+        return MessageConclusion(Verdict.CONSUME_DISABLED, text, command)
     if settings is not None and e.broadcast and not settings.broadcast_enabled:
         text = f"Broadcasting is disabled for {e.group} on {at.broker}."
         command = command_line("group", "create", e.group, "--broadcast", "--broker", at.broker)
-        return Conclusion(Verdict.CONSUME_DISABLED, text, command)
+        return MessageConclusion(Verdict.CONSUME_DISABLED, text, command)
     if e.forbidden is True:
         text = f"The group {e.group} is forbidden to read {e.topic} on {at.broker}."
-        return Conclusion(Verdict.CONSUME_DISABLED, text, _explain_group(e))
+        return MessageConclusion(Verdict.CONSUME_DISABLED, text, _explain_group(e))
     return None
 
 
-def _not_readable(e: MessageEvidence) -> Conclusion | None:
+def _not_readable(e: MessageEvidence) -> MessageConclusion | None:
     at, route = e.message, e.route
     assert at is not None
     if isinstance(route, Unknown) or route is None:
         return None
     if at.broker in route.brokers and route.readable and at.queue_id < route.read_queues:
         return None
-    return Conclusion(
+    return MessageConclusion(
         Verdict.NOT_READABLE,
         f"Consumers do not read queue {at.queue_id} of {at.broker}: check the permission and the"
         f" number of read queues of {e.topic}.",
@@ -327,28 +327,28 @@ def _not_readable(e: MessageEvidence) -> Conclusion | None:
     )
 
 
-def _no_member(e: MessageEvidence) -> Conclusion | None:
+def _no_member(e: MessageEvidence) -> MessageConclusion | None:
     if e.online is not False:
         return None
     text = f"No member of {e.group} is connected: start a consumer."
-    return Conclusion(Verdict.NO_MEMBER, text, _explain_group(e))
+    return MessageConclusion(Verdict.NO_MEMBER, text, _explain_group(e))
 
 
-def _not_subscribed(e: MessageEvidence) -> Conclusion | None:
+def _not_subscribed(e: MessageEvidence) -> MessageConclusion | None:
     if not e.online or e.subscription is not None:
         return None
     if any(state.subscription(e.topic or "") is not None for state in e.states):
         text = f"Not all members of {e.group} subscribe to {e.topic}: the brokers have none."
     else:
         text = f"The group {e.group} does not subscribe to {e.topic}."
-    return Conclusion(Verdict.NOT_SUBSCRIBED, text, _group_members(e))
+    return MessageConclusion(Verdict.NOT_SUBSCRIBED, text, _group_members(e))
 
 
-def _not_matched(e: MessageEvidence) -> Conclusion | None:
+def _not_matched(e: MessageEvidence) -> MessageConclusion | None:
     return _filtered(e) if e.matches is False else None
 
 
-def _no_owner(e: MessageEvidence) -> Conclusion | None:
+def _no_owner(e: MessageEvidence) -> MessageConclusion | None:
     at = e.message
     assert at is not None
     if not e.online or e.owner is not None:
@@ -357,13 +357,13 @@ def _no_owner(e: MessageEvidence) -> Conclusion | None:
         f"No member of {e.group} owns queue {at.queue_id} of {at.broker}: a rebalance is under"
         " way, or the members' subscriptions differ."
     )
-    return Conclusion(Verdict.NO_OWNER, text, _queue_owners(e))
+    return MessageConclusion(Verdict.NO_OWNER, text, _queue_owners(e))
 
 
 # --- the consumer --------------------------------------------------------------------------------
 
 
-def _in_memory(e: MessageEvidence) -> Conclusion | None:
+def _in_memory(e: MessageEvidence) -> MessageConclusion | None:
     owned, at = owner_state(e), e.message
     if owned is None or at is None:
         return None
@@ -371,7 +371,7 @@ def _in_memory(e: MessageEvidence) -> Conclusion | None:
     info = mine.info
     if mine.paused and not (info is not None and info.cached_msg_count):
         text = f"{owner.client_id} has paused the queue: call resume() there."
-        return Conclusion(Verdict.PAUSED, text, _group_members(e))
+        return MessageConclusion(Verdict.PAUSED, text, _group_members(e))
     if info is None or not info.cached_msg_count:
         return None
     low, high = info.cached_msg_min_offset, info.cached_msg_max_offset
@@ -379,20 +379,20 @@ def _in_memory(e: MessageEvidence) -> Conclusion | None:
     failure = "" if mine.failure is None else f" Its last failure: {mine.failure}."
     if low == at.offset:
         text = f"{owner.client_id} has received the message and not finished it{since}.{failure}"
-        return Conclusion(Verdict.IN_WORK, text, _again(e))
+        return MessageConclusion(Verdict.IN_WORK, text, _again(e))
     if low > at.offset:
         return None
     oldest = f"{at.topic}/{at.broker}/{at.queue_id}@{low}"
     if _is_stuck(e) or (owner.orderly and at.offset <= high):
         text = f"{owner.client_id} does not finish the message at offset {low}{since}."
         text += f" The messages after it wait.{failure}"
-        return Conclusion(Verdict.BLOCKED, text, command_line("message", "show", oldest))
+        return MessageConclusion(Verdict.BLOCKED, text, command_line("message", "show", oldest))
     if at.offset <= high:
         text = (
             f"{owner.client_id} has received the message. The group's offset passes it when the"
             f" earlier messages from offset {low} on are finished{since}.{failure}"
         )
-        return Conclusion(Verdict.IN_WORK, text, _again(e))
+        return MessageConclusion(Verdict.IN_WORK, text, _again(e))
     return None
 
 
@@ -403,18 +403,18 @@ def _is_stuck(e: MessageEvidence) -> bool:
     return since_ms is not None and e.now_ms - since_ms > BLOCKED_MS
 
 
-def _waiting(e: MessageEvidence) -> Conclusion:
+def _waiting(e: MessageEvidence) -> MessageConclusion:
     at = e.message
     assert at is not None
     if e.online is None:
         text = "The message is not consumed; whether the group has members is not known."
-        return Conclusion(Verdict.UNKNOWN, text, _explain_group(e))
+        return MessageConclusion(Verdict.UNKNOWN, text, _explain_group(e))
     if e.committed is None:
         text = (
             f"The group {e.group} has no committed offset in the queue yet. A new group begins at"
             " the end of a queue unless its consumers start at the first message."
         )
-        return Conclusion(Verdict.WAITING, text, _again(e))
+        return MessageConclusion(Verdict.WAITING, text, _again(e))
     assert isinstance(e.committed, int)
     behind = at.offset - e.committed
     age = "" if e.lag_ms is None else f", {duration_text(e.lag_ms)} behind"
@@ -423,10 +423,10 @@ def _waiting(e: MessageEvidence) -> Conclusion:
         if behind
         else f"The message is the next one of its queue{age}."
     )
-    return Conclusion(Verdict.WAITING, text, _explain_group(e))
+    return MessageConclusion(Verdict.WAITING, text, _explain_group(e))
 
 
-_RULES: tuple[Callable[[MessageEvidence], Conclusion | None], ...] = (
+_RULES: tuple[Callable[[MessageEvidence], MessageConclusion | None], ...] = (
     _absent,
     _half,
     _delayed,

@@ -1,7 +1,7 @@
 """Users and access lists of the brokers."""
 
 from penstock.console import broker_access
-from penstock.console.endpoints import Call, endpoint
+from penstock.console.endpoints import ApiCall, endpoint
 from penstock.console.security.accounts import Role
 from penstock.errors import InvalidParameter, PenstockError
 
@@ -9,7 +9,7 @@ ACTIONS = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 
 
 @endpoint("GET", "/access")
-async def access(call: Call) -> object:
+async def access(call: ApiCall) -> object:
     """The users of the brokers and their rules; `problem` says why they can't be read."""
     try:
         users = await broker_access.list_users(call.admin)
@@ -25,7 +25,7 @@ async def access(call: Call) -> object:
     Role.ADMIN,
     body={"password": "new password; needed for a new user", "super": "whether it is a super user"},
 )
-async def put_user(call: Call) -> object:
+async def put_user(call: ApiCall) -> object:
     """Create a user on all brokers, or change it."""
     name = call.path("name")
     known = any(user["name"] == name for user in await broker_access.list_users(call.admin))
@@ -38,7 +38,7 @@ async def put_user(call: Call) -> object:
 
 
 @endpoint("DELETE", "/access/users/{name}", Role.ADMIN)
-async def delete_user(call: Call) -> object:
+async def delete_user(call: ApiCall) -> object:
     """Delete a user and its rules from all brokers."""
     await broker_access.delete_user(call.admin, call.path("name"))
     return {"deleted": call.path("name")}
@@ -54,7 +54,7 @@ async def delete_user(call: Call) -> object:
         "decision": "Allow or Deny",
     },
 )
-async def put_rule(call: Call) -> object:
+async def put_rule(call: ApiCall) -> object:
     """Set the rule of a user for a resource."""
     actions = call.given("actions", list)
     decision = call.given("decision", str, "Allow")
@@ -74,7 +74,7 @@ async def put_rule(call: Call) -> object:
     Role.ADMIN,
     body={"resource": "the resource of the rule"},
 )
-async def delete_rule(call: Call) -> object:
+async def delete_rule(call: ApiCall) -> object:
     """Delete the rule of a user for a resource."""
     await broker_access.delete_rule(call.admin, call.path("name"), call.given("resource", str))
     return {"user": call.path("name")}

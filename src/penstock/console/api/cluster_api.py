@@ -4,14 +4,14 @@ from typing import Any
 
 from penstock.client.admin.async_admin import BrokerState, ReplicaStatus
 from penstock.console.api.overview_api import first_snapshot
-from penstock.console.endpoints import Call, endpoint
+from penstock.console.endpoints import ApiCall, endpoint
 from penstock.console.security.accounts import Role
 from penstock.errors import InvalidParameter, PenstockError
 from penstock.version import VERSION
 
 
 @endpoint("GET", "/cluster")
-async def cluster(call: Call) -> object:
+async def cluster(call: ApiCall) -> object:
     """All brokers with their role, version, rates, disk and replication; the NameServers."""
     await first_snapshot(call)
     at = call.console.watch.snapshot
@@ -30,7 +30,7 @@ async def cluster(call: Call) -> object:
 
 
 @endpoint("GET", "/cluster/elections")
-async def elections(call: Call) -> object:
+async def elections(call: ApiCall) -> object:
     """The last elections by controllers, the newest first. Apache's controllers keep none."""
     found = await call.admin.elections()
     return {
@@ -48,7 +48,7 @@ async def elections(call: Call) -> object:
 
 
 @endpoint("GET", "/cluster/brokers/{broker}/{id}/settings")
-async def settings(call: Call) -> object:
+async def settings(call: ApiCall) -> object:
     """The settings of a broker. `live` is whether a change takes effect at once; null if that is
     not known, as of Apache's brokers and of other releases."""
     broker, number = call.path("broker"), _id(call)
@@ -74,7 +74,7 @@ async def settings(call: Call) -> object:
     Role.ADMIN,
     body={"name": "name of the setting", "value": "new value"},
 )
-async def change_setting(call: Call) -> object:
+async def change_setting(call: ApiCall) -> object:
     """Change a setting of a running broker, and return its value afterwards."""
     broker, number = call.path("broker"), _id(call)
     name, value = call.given("name", str), call.given("value", str)
@@ -89,7 +89,7 @@ async def change_setting(call: Call) -> object:
     Role.ADMIN,
     body={"allowed": "true or false"},
 )
-async def writes(call: Call) -> object:
+async def writes(call: ApiCall) -> object:
     """Remove the write permission of a broker from the routes, or restore it."""
     broker, allowed = call.path("broker"), call.given("allowed", bool)
     if allowed:
@@ -99,7 +99,7 @@ async def writes(call: Call) -> object:
     return {"broker": broker, "allowed": allowed}
 
 
-def _id(call: Call) -> int:
+def _id(call: ApiCall) -> int:
     text = call.path("id")
     if not text.isdecimal():
         raise InvalidParameter(f"{text[:40]!r} is not a broker id")

@@ -7,7 +7,7 @@ from penstock.client.admin.admin_values import TopicKind
 from penstock.client.diagnosis.resending import plan_resend
 from penstock.client.received_message import ReceivedMessage
 from penstock.console.api.overview_api import first_snapshot
-from penstock.console.endpoints import ApiError, Call, endpoint
+from penstock.console.endpoints import ApiCall, ApiError, endpoint
 from penstock.console.messages.message_json import message_row
 from penstock.console.messages.resends import plan_json, start_resend
 from penstock.console.messages.resume_token import decode_resume, encode_resume
@@ -25,7 +25,7 @@ RATE_MAX = 1_000.0
 
 
 @endpoint("GET", "/dead-letters")
-async def groups(call: Call) -> object:
+async def groups(call: ApiCall) -> object:
     """The groups that have a dead letter topic, with the number of messages in it."""
     await first_snapshot(call)
     at = call.console.watch.snapshot
@@ -57,7 +57,7 @@ async def groups(call: Call) -> object:
         "resume": "the `resume` of the page before",
     },
 )
-async def messages(call: Call) -> object:
+async def messages(call: ApiCall) -> object:
     """The dead letters of a group, the newest first."""
     page = await call.admin.dead_letters(
         call.path("group"),
@@ -85,7 +85,7 @@ async def messages(call: Call) -> object:
         "dry_run": "true: only tell what would be sent",
     },
 )
-async def resend(call: Call) -> object:
+async def resend(call: ApiCall) -> object:
     """Send dead letters again, as a job with a report. The dead letters stay where they are."""
     group, to = call.path("group"), _to(call)
     rate: Any = call.body.get("rate", RATE_DEFAULT)
@@ -100,7 +100,7 @@ async def resend(call: Call) -> object:
 
 
 @endpoint("GET", "/jobs/{id}")
-async def job(call: Call) -> object:
+async def job(call: ApiCall) -> object:
     """The progress and the report of a job."""
     found = call.console.jobs.find(call.path("id"))
     if found is None:
@@ -109,7 +109,7 @@ async def job(call: Call) -> object:
 
 
 @endpoint("DELETE", "/jobs/{id}", Role.OPERATE)
-async def cancel(call: Call) -> object:
+async def cancel(call: ApiCall) -> object:
     """Stop a job after the message in work."""
     found = call.console.jobs.find(call.path("id"))
     if found is None:
@@ -118,14 +118,14 @@ async def cancel(call: Call) -> object:
     return found.json()
 
 
-def _to(call: Call) -> Literal["group", "topic"]:
+def _to(call: ApiCall) -> Literal["group", "topic"]:
     to = call.given("to", str, "group")
     if to not in ("group", "topic"):
         raise InvalidParameter(f"to: {to[:40]!r} is not possible", hint="use group or topic")
     return "group" if to == "group" else "topic"
 
 
-async def _chosen(call: Call, group: str) -> list[ReceivedMessage]:
+async def _chosen(call: ApiCall, group: str) -> list[ReceivedMessage]:
     wanted = call.body.get("messages")
     if wanted == "all":
         found: list[ReceivedMessage] = []

@@ -7,9 +7,9 @@ from penstock.client.admin.admin_values import QueueProgress
 from penstock.client.admin.async_admin import GroupInfo
 from penstock.client.diagnosis.explain import explain_group
 from penstock.console.api.overview_api import first_snapshot
-from penstock.console.endpoints import Call, endpoint
+from penstock.console.endpoints import ApiCall, endpoint
 from penstock.console.messages.facts import facts_json
-from penstock.console.monitoring.cluster_snapshot import Snapshot
+from penstock.console.monitoring.cluster_snapshot import ClusterSnapshot
 from penstock.console.monitoring.lag import group_lag, group_lag_ms, queue_lag, queue_lag_ms
 from penstock.console.paging import PARAMETERS, page_of
 from penstock.console.security.accounts import Role
@@ -34,7 +34,7 @@ _CHANGES: Mapping[str, tuple[type, str]] = {
     "/groups",
     parameters={**PARAMETERS, "state": "all (default), behind, offline or current"},
 )
-async def list_groups(call: Call) -> object:
+async def list_groups(call: ApiCall) -> object:
     """One page of the groups. Figures that were not measured yet are null."""
     await first_snapshot(call)
     at = call.console.watch.snapshot
@@ -53,7 +53,7 @@ async def list_groups(call: Call) -> object:
 
 
 @endpoint("GET", "/groups/{name}")
-async def describe(call: Call) -> object:
+async def describe(call: ApiCall) -> object:
     """A group: its members, its progress in each queue, its subscriptions and settings."""
     name, admin = call.path("name"), call.admin
     infos = {info.name: info for info in await admin.groups(system=True)}
@@ -120,7 +120,7 @@ def _queue_row(one: QueueProgress, owners: "Owners") -> dict[str, object]:
 
 
 @endpoint("GET", "/groups/{name}/explain")
-async def explain(call: Call) -> object:
+async def explain(call: ApiCall) -> object:
     """How a group is: the facts, the verdict, the next command."""
     found = await explain_group(call.admin, call.path("name"))
     return {
@@ -140,7 +140,7 @@ async def explain(call: Call) -> object:
     Role.OPERATE,
     body={"name": "name of the group", **{name: text for name, (_, text) in _CHANGES.items()}},
 )
-async def create(call: Call) -> object:
+async def create(call: ApiCall) -> object:
     """Create a group on all masters."""
     name = call.given("name", str)
     if name in call.console.watch.snapshot.groups:
@@ -158,7 +158,7 @@ async def create(call: Call) -> object:
     Role.OPERATE,
     body={name: text for name, (_, text) in _CHANGES.items()},
 )
-async def change(call: Call) -> object:
+async def change(call: ApiCall) -> object:
     """Change settings of a group on all brokers that have it."""
     await call.admin.update_group(call.path("name"), **_changes(call))
     call.console.watch.refresh()
@@ -166,7 +166,7 @@ async def change(call: Call) -> object:
 
 
 @endpoint("DELETE", "/groups/{name}", Role.OPERATE, body={"confirm": "the name of the group again"})
-async def delete(call: Call) -> object:
+async def delete(call: ApiCall) -> object:
     """Delete a group with its offsets, its retry topic and its dead letters."""
     name = call.path("name")
     if call.given("confirm", str, "") != name:
@@ -189,7 +189,7 @@ _NOBODY: Mapping[str, Any] = {
 Owners = dict[tuple[str, str, int], dict[str, Any]]
 
 
-async def _owners(call: Call, client_ids: list[str]) -> tuple[Owners, list[str]]:
+async def _owners(call: ApiCall, client_ids: list[str]) -> tuple[Owners, list[str]]:
     """Who has each queue and what is in work there, as the members themselves say; and those that
     do not answer."""
     found: Owners = {}
@@ -217,7 +217,7 @@ async def _owners(call: Call, client_ids: list[str]) -> tuple[Owners, list[str]]
     return found, silent
 
 
-def _changes(call: Call) -> dict[str, Any]:
+def _changes(call: ApiCall) -> dict[str, Any]:
     return {
         name: call.given(name, kind)
         for name, (kind, _) in _CHANGES.items()
@@ -225,7 +225,7 @@ def _changes(call: Call) -> dict[str, Any]:
     }
 
 
-def _state(at: Snapshot, info: GroupInfo) -> str:
+def _state(at: ClusterSnapshot, info: GroupInfo) -> str:
     figures = at.group_figures.get(info.name)
     if figures is None or figures.lag is None:
         return "unknown"
@@ -236,7 +236,7 @@ def _state(at: Snapshot, info: GroupInfo) -> str:
     return "current"
 
 
-def _keys(at: Snapshot) -> Mapping[str, Callable[[GroupInfo], Any]]:
+def _keys(at: ClusterSnapshot) -> Mapping[str, Callable[[GroupInfo], Any]]:
     figures = at.group_figures
     return {
         "name": lambda info: info.name,
@@ -248,7 +248,7 @@ def _keys(at: Snapshot) -> Mapping[str, Callable[[GroupInfo], Any]]:
     }
 
 
-def _row(at: Snapshot, info: GroupInfo) -> dict[str, object]:
+def _row(at: ClusterSnapshot, info: GroupInfo) -> dict[str, object]:
     figures = at.group_figures.get(info.name)
     return {
         "name": info.name,
@@ -270,7 +270,7 @@ def _row(at: Snapshot, info: GroupInfo) -> dict[str, object]:
     }
 
 
-def _dead_letters(at: Snapshot, group: str) -> int | None:
+def _dead_letters(at: ClusterSnapshot, group: str) -> int | None:
     """The number of dead letters; 0 if the group has no such topic."""
     topic = DLQ_TOPIC_PREFIX + group
     if topic not in at.topics:

@@ -10,7 +10,7 @@ from penstock.client.diagnosis.resending import plan_resend
 from penstock.client.diagnosis.search import find_messages
 from penstock.client.diagnosis.values import Explanation, MessagePlace
 from penstock.client.received_message import ReceivedMessage
-from penstock.console.endpoints import ApiError, Call, endpoint
+from penstock.console.endpoints import ApiCall, ApiError, endpoint
 from penstock.console.messages.facts import facts_json
 from penstock.console.messages.message_json import message_detail, message_row
 from penstock.console.messages.resends import plan_json, start_resend
@@ -41,7 +41,7 @@ GROUPS_MAX = 32
         "resume": "the `resume` of the page before",
     },
 )
-async def search(call: Call) -> object:
+async def search(call: ApiCall) -> object:
     """Messages by id, key, place, time, tag, SQL92 filter or text in the body.
 
     `scanned` is the number of messages that were read for a text in the body. `complete` is false
@@ -70,7 +70,7 @@ async def search(call: Call) -> object:
 
 
 async def _browse(
-    call: Call,
+    call: ApiCall,
     wanted: SearchText,
     topic: str,
     size: int,
@@ -101,7 +101,7 @@ async def _browse(
     )
 
 
-async def _broker_of(call: Call, wanted: SearchText, topic: str) -> str:
+async def _broker_of(call: ApiCall, wanted: SearchText, topic: str) -> str:
     if wanted.broker:
         return wanted.broker
     brokers = (await call.admin.route(topic)).brokers
@@ -114,7 +114,7 @@ async def _broker_of(call: Call, wanted: SearchText, topic: str) -> str:
 
 
 async def _scan(
-    call: Call,
+    call: ApiCall,
     wanted: SearchText,
     topic: str,
     size: int,
@@ -144,7 +144,7 @@ async def _scan(
     }
 
 
-async def _find(call: Call, wanted: SearchText, topic: str, size: int) -> object:
+async def _find(call: ApiCall, wanted: SearchText, topic: str, size: int) -> object:
     """Messages by id, key or place."""
     found = await find_messages(
         call.admin,
@@ -166,12 +166,12 @@ async def _find(call: Call, wanted: SearchText, topic: str, size: int) -> object
 
 
 @endpoint("GET", "/message/{topic}/{broker}/{queue}/{offset}")
-async def message(call: Call) -> object:
+async def message(call: ApiCall) -> object:
     """One message: body in all decoders that fit, properties, position in its queue."""
     return message_detail(await message_at(call))
 
 
-async def message_at(call: Call) -> ReceivedMessage:
+async def message_at(call: ApiCall) -> ReceivedMessage:
     """The message that the path names; raises ApiError."""
     queue, offset = call.path("queue"), call.path("offset")
     if not queue.isdecimal() or not offset.isdecimal():
@@ -189,13 +189,13 @@ async def message_at(call: Call) -> ReceivedMessage:
 
 
 @endpoint("GET", "/message/{topic}/{broker}/{queue}/{offset}/trace")
-async def trace(call: Call) -> object:
+async def trace(call: ApiCall) -> object:
     """The trace of a message as events by time; `available` is false without a trace topic."""
     return await read_trace(call.admin, await message_at(call))
 
 
 @endpoint("GET", "/message/{topic}/{broker}/{queue}/{offset}/groups")
-async def groups(call: Call) -> object:
+async def groups(call: ApiCall) -> object:
     """For each group of the topic, whether it has consumed the message, and why not."""
     found = await message_at(call)
     names = await call.admin.groups_of_topic(found.topic)
@@ -210,7 +210,7 @@ async def groups(call: Call) -> object:
 
 
 @endpoint("GET", "/message/{topic}/{broker}/{queue}/{offset}/groups/{group}")
-async def explain(call: Call) -> object:
+async def explain(call: ApiCall) -> object:
     """Why a group has consumed a message, or has not: the facts, the verdict, the next command."""
     place = MessagePlace.of(await message_at(call)).text
     explained = await explain_message(call.admin, place, call.path("group"))
@@ -233,7 +233,7 @@ def _verdict(one: Explanation) -> dict[str, object]:
     Role.OPERATE,
     body={"group": "the group", "client_id": "a member; any if it is missing"},
 )
-async def consume(call: Call) -> object:
+async def consume(call: ApiCall) -> object:
     """Let a connected consumer of a group handle the message now, and return the result."""
     found = await message_at(call)
     client_id: Any = call.body.get("client_id")
@@ -258,7 +258,7 @@ async def consume(call: Call) -> object:
         "dry_run": "true: only tell what would be sent",
     },
 )
-async def resend(call: Call) -> object:
+async def resend(call: ApiCall) -> object:
     """Send a copy of the message again, as a job with a report."""
     group: Any = call.body.get("group") or None
     plan = await plan_resend(call.admin, [await message_at(call)], group=group)

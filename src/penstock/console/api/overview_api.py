@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 from penstock.client.admin.admin_values import TopicKind
-from penstock.console.endpoints import Call, endpoint
+from penstock.console.endpoints import ApiCall, endpoint
 from penstock.console.monitoring.alarms import find_alarms
 
 FIRST_SNAPSHOT_S = 0.6
@@ -12,7 +12,7 @@ FIRST_SNAPSHOT_S = 0.6
 BEHIND_SHOWN = 8
 
 
-async def first_snapshot(call: Call) -> None:
+async def first_snapshot(call: ApiCall) -> None:
     """Wait a moment if there is no snapshot yet."""
     if not call.console.watch.updated.is_set():
         with contextlib.suppress(TimeoutError):
@@ -24,7 +24,7 @@ async def first_snapshot(call: Call) -> None:
     "/overview",
     parameters={"since_ms": "only samples of the history after this time"},
 )
-async def overview(call: Call) -> object:
+async def overview(call: ApiCall) -> object:
     """Rates, lag, disk, alarms, the groups that are furthest behind, and the last hour."""
     await first_snapshot(call)
     watch = call.console.watch
@@ -62,14 +62,14 @@ async def overview(call: Call) -> object:
     }
 
 
-def _sum_today(call: Call) -> int | None:
+def _sum_today(call: ApiCall) -> int | None:
     infos = [state.runtime_info for state in call.console.watch.snapshot.masters]
     known = [info.put_today for info in infos if info is not None and info.put_today is not None]
     return sum(known) if known and len(known) == len(infos) else None
 
 
 @endpoint("GET", "/names", parameters={"query": "text that the names contain"})
-async def names(call: Call) -> object:
+async def names(call: ApiCall) -> object:
     """Topics and groups whose name contains a text, for the search of the command palette."""
     await first_snapshot(call)
     at = call.console.watch.snapshot

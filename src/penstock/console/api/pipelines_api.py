@@ -4,12 +4,12 @@ import asyncio
 import socket
 from dataclasses import asdict
 
-from penstock.console.endpoints import Call, endpoint
+from penstock.console.endpoints import ApiCall, endpoint
 from penstock.console.pipeline_runs import read_runs
 
 
 @endpoint("GET", "/pipelines")
-async def pipelines(call: Call) -> object:
+async def pipelines(call: ApiCall) -> object:
     """The recorded runs with their batches. Runs on other machines are not known."""
     directory = call.console.settings.pipelines
     if directory is None:

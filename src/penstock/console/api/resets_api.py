@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.client.admin.async_admin import QueueMove, ResetResult, ResetTo
-from penstock.console.endpoints import Call, endpoint, parse_time
+from penstock.console.endpoints import ApiCall, endpoint, parse_time
 from penstock.console.security.accounts import Role
 from penstock.errors import InvalidParameter
 from penstock.wire.bodies.client_bodies import MessageQueue
@@ -23,7 +23,7 @@ from penstock.wire.bodies.client_bodies import MessageQueue
         "group": "for group: the group whose offsets are copied",
     },
 )
-async def preview(call: Call) -> object:
+async def preview(call: ApiCall) -> object:
     """What a reset would change in each queue. Nothing changes yet."""
     group, topic = call.path("name"), call.given("topic", str)
     kind = call.given("to", str)
@@ -44,7 +44,7 @@ async def preview(call: Call) -> object:
 @endpoint(
     "POST", "/groups/{name}/reset/apply", Role.OPERATE, body={"token": "the token of the preview"}
 )
-async def apply(call: Call) -> object:
+async def apply(call: ApiCall) -> object:
     """Apply exactly the changes of a preview. The answer has the token that undoes them."""
     plan = call.console.resets.take(call.given("token", str))
     if plan.group != call.path("name"):
@@ -57,7 +57,7 @@ async def apply(call: Call) -> object:
 @endpoint(
     "POST", "/groups/{name}/reset/undo", Role.OPERATE, body={"token": "the `undo` of a reset"}
 )
-async def undo(call: Call) -> object:
+async def undo(call: ApiCall) -> object:
     """Restore the offsets before a reset. Queues that had no offset keep the new one."""
     plan = await call.console.resets.undo(call.path("name"), call.given("token", str))
     if not plan.moves:
@@ -68,12 +68,12 @@ async def undo(call: Call) -> object:
 
 
 @endpoint("GET", "/groups/{name}/resets", Role.VIEW)
-async def recent(call: Call) -> object:
+async def recent(call: ApiCall) -> object:
     """The last resets of a group by this console."""
     return {"rows": await call.console.resets.recent(call.path("name"))}
 
 
-def _target(call: Call, kind: str, topic: str) -> ResetTo:
+def _target(call: ApiCall, kind: str, topic: str) -> ResetTo:
     if kind == "first":
         return "first"
     if kind == "last":

@@ -1,13 +1,13 @@
 """Searches that a user has saved."""
 
-from penstock.console.endpoints import Call, endpoint
+from penstock.console.endpoints import ApiCall, endpoint
 from penstock.errors import InvalidParameter
 
 SAVED_MAX = 200
 
 
 @endpoint("GET", "/saved-searches")
-async def list_searches(call: Call) -> object:
+async def list_searches(call: ApiCall) -> object:
     """The saved searches of this user."""
     rows = await call.console.database.rows(
         "select id, name, query from saved_search where user = ? order by name", call.login.name
@@ -16,7 +16,7 @@ async def list_searches(call: Call) -> object:
 
 
 @endpoint("POST", "/saved-searches", body={"name": "name", "query": "address of the search"})
-async def save(call: Call) -> object:
+async def save(call: ApiCall) -> object:
     """Save a search under a name, which may replace one."""
     name, query = call.given("name", str).strip(), call.given("query", str)
     if not name or len(name) > 80 or len(query) > 2_000:
@@ -33,7 +33,7 @@ async def save(call: Call) -> object:
 
 
 @endpoint("DELETE", "/saved-searches/{id}")
-async def delete(call: Call) -> object:
+async def delete(call: ApiCall) -> object:
     """Delete a saved search."""
     text = call.path("id")
     if not text.isdecimal():

@@ -1,6 +1,6 @@
 """Scheduled messages: delay levels and timers; recall."""
 
-from penstock.console.endpoints import Call, endpoint
+from penstock.console.endpoints import ApiCall, endpoint
 from penstock.console.security.accounts import Role
 
 SHOWN_MAX = 500
@@ -9,7 +9,7 @@ SCAN_MAX = 1_000
 
 
 @endpoint("GET", "/scheduled", parameters={"topic": "only messages to this topic"})
-async def scheduled(call: Call) -> object:
+async def scheduled(call: ApiCall) -> object:
     """Messages that wait for their delivery, by delivery time; `partial` says what is missing."""
     found = await call.admin.scheduled(count_max=SHOWN_MAX, scan_max=SCAN_MAX)
     topic = call.text("topic")
@@ -39,6 +39,6 @@ async def scheduled(call: Call) -> object:
 @endpoint(
     "POST", "/scheduled/recall", Role.OPERATE, body={"handle": "the recall_handle of the message"}
 )
-async def recall(call: Call) -> object:
+async def recall(call: ApiCall) -> object:
     """Cancel a timer message. Messages of delay levels can't be recalled."""
     return {"id": await call.admin.recall(call.given("handle", str))}

@@ -4,7 +4,7 @@ from starlette.requests import Request
 
 from penstock.console.console_context import ANYBODY, Console
 from penstock.console.console_settings import Logins
-from penstock.console.endpoints import ApiError, Call, endpoint, json_response
+from penstock.console.endpoints import ApiCall, ApiError, endpoint, json_response
 from penstock.console.security.accounts import Role, role_of
 from penstock.console.security.audit import AuditEntry
 from penstock.version import VERSION
@@ -13,7 +13,7 @@ COOKIE = "penstock_console"
 
 
 @endpoint("GET", "/session", open=True)
-async def session(call: Call) -> object:
+async def session(call: ApiCall) -> object:
     """The user, its role and the CSRF token; `user` is null without a login."""
     return session_json(call.console, call.request)
 
@@ -37,7 +37,7 @@ def session_json(console: Console, request: Request) -> dict[str, object]:
 
 
 @endpoint("POST", "/login", open=True, body={"name": "user name", "password": "password"})
-async def log_in(call: Call) -> object:
+async def log_in(call: ApiCall) -> object:
     """Log in. The answer sets the cookie of the session. Failed attempts are limited."""
     console = call.console
     if not console.needs_login:
@@ -66,7 +66,7 @@ async def log_in(call: Call) -> object:
 
 
 @endpoint("POST", "/logout")
-async def log_out(call: Call) -> object:
+async def log_out(call: ApiCall) -> object:
     """End the session."""
     ended = call.console.sessions.end(call.request.cookies.get(COOKIE))
     if ended is not None and ended.login.admin is not None:
@@ -77,7 +77,7 @@ async def log_out(call: Call) -> object:
 
 
 @endpoint("GET", "/accounts", Role.ADMIN)
-async def list_accounts(call: Call) -> object:
+async def list_accounts(call: ApiCall) -> object:
     """The console's own accounts."""
     own = call.console.settings.logins is Logins.CONSOLE
     return {"in_use": own, "rows": await call.console.accounts.list() if own else []}
@@ -89,7 +89,7 @@ async def list_accounts(call: Call) -> object:
     Role.ADMIN,
     body={"role": "view, operate or admin", "password": "new password; needed for a new account"},
 )
-async def put_account(call: Call) -> object:
+async def put_account(call: ApiCall) -> object:
     """Create an account of the console, or change its role or password. Ends its sessions."""
     _need_accounts(call)
     accounts, name = call.console.accounts, call.path("name")
@@ -106,7 +106,7 @@ async def put_account(call: Call) -> object:
 
 
 @endpoint("DELETE", "/accounts/{name}", Role.ADMIN)
-async def delete_account(call: Call) -> object:
+async def delete_account(call: ApiCall) -> object:
     """Delete an account of the console and end its sessions."""
     _need_accounts(call)
     name = call.path("name")
@@ -121,7 +121,7 @@ async def delete_account(call: Call) -> object:
     Role.ADMIN,
     parameters={"size": "entries, up to 500", "before": "only entries with a lower id"},
 )
-async def audit(call: Call) -> object:
+async def audit(call: ApiCall) -> object:
     """The audit log: logins and changes, the newest first."""
     size = call.number("size", 100, least=1, most=500)
     before = call.number("before", 2**62, most=2**62)
@@ -129,12 +129,12 @@ async def audit(call: Call) -> object:
     return {"rows": rows, "more": len(rows) == size}
 
 
-def _need_accounts(call: Call) -> None:
+def _need_accounts(call: ApiCall) -> None:
     if call.console.settings.logins is not Logins.CONSOLE:
         raise ApiError(409, "this console has no accounts of its own", "use --logins console")
 
 
-async def _record(call: Call, name: str, status: int) -> None:
+async def _record(call: ApiCall, name: str, status: int) -> None:
     await call.console.audit.add(
         AuditEntry(
             at_ms=call.console.now_ms(),

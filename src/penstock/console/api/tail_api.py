@@ -8,7 +8,7 @@ import msgspec
 from starlette.responses import StreamingResponse
 
 from penstock.client.received_message import ReceivedMessage
-from penstock.console.endpoints import Call, endpoint
+from penstock.console.endpoints import ApiCall, endpoint
 from penstock.console.messages.message_json import message_row
 from penstock.console.messages.search_text import SearchText, parse_search
 from penstock.errors import InvalidParameter, PenstockError
@@ -25,7 +25,7 @@ ALIVE_S = 10.0
     "/tail",
     parameters={"topic": "the topic", "q": "filters of the search box: tag, sql, body, key"},
 )
-async def tail(call: Call) -> object:
+async def tail(call: ApiCall) -> object:
     """New messages as they arrive (text/event-stream).
 
     An event `messages` has `rows` and `left_out`, the number of messages that were too many to
@@ -43,7 +43,7 @@ async def tail(call: Call) -> object:
     )
 
 
-async def _events(call: Call, topic: str, wanted: SearchText) -> AsyncIterator[bytes]:
+async def _events(call: ApiCall, topic: str, wanted: SearchText) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     waiting: asyncio.Queue[ReceivedMessage | PenstockError] = asyncio.Queue()
     reader = asyncio.create_task(_read(call, topic, wanted, waiting))
@@ -82,7 +82,7 @@ async def _events(call: Call, topic: str, wanted: SearchText) -> AsyncIterator[b
 
 
 async def _read(
-    call: Call,
+    call: ApiCall,
     topic: str,
     wanted: SearchText,
     waiting: "asyncio.Queue[ReceivedMessage | PenstockError]",

@@ -6,8 +6,8 @@ from typing import Any
 
 from penstock.client.admin.async_admin import TopicInfo
 from penstock.console.api.overview_api import first_snapshot
-from penstock.console.endpoints import Call, endpoint
-from penstock.console.monitoring.cluster_snapshot import Snapshot
+from penstock.console.endpoints import ApiCall, endpoint
+from penstock.console.monitoring.cluster_snapshot import ClusterSnapshot
 from penstock.console.monitoring.cluster_watch import measure_topic
 from penstock.console.paging import PARAMETERS, page_of
 from penstock.console.security.accounts import Role
@@ -28,7 +28,7 @@ _CHANGES = {
     "/topics",
     parameters={**PARAMETERS, "kind": "normal (default), retry, dlq, system or all"},
 )
-async def list_topics(call: Call) -> object:
+async def list_topics(call: ApiCall) -> object:
     """One page of the topics. Figures that were not measured yet are null."""
     await first_snapshot(call)
     at = call.console.watch.snapshot
@@ -52,7 +52,7 @@ async def list_topics(call: Call) -> object:
 
 
 @endpoint("GET", "/topics/{name}")
-async def describe(call: Call) -> object:
+async def describe(call: ApiCall) -> object:
     """A topic with its queues, settings on each broker, and groups."""
     console, name = call.console, call.path("name")
     described = await call.admin.describe_topic(name)
@@ -108,7 +108,7 @@ async def describe(call: Call) -> object:
 
 
 @endpoint("POST", "/topics", Role.OPERATE, body={"name": "name of the topic", **_CHANGES})
-async def create(call: Call) -> object:
+async def create(call: ApiCall) -> object:
     """Create a topic on all masters."""
     name = call.given("name", str)
     if name in call.console.watch.snapshot.topics:
@@ -121,7 +121,7 @@ async def create(call: Call) -> object:
 
 
 @endpoint("PUT", "/topics/{name}", Role.OPERATE, body=_CHANGES)
-async def change(call: Call) -> object:
+async def change(call: ApiCall) -> object:
     """Change settings of a topic on all brokers that have it."""
     await call.admin.update_topic(call.path("name"), **_changes(call))
     call.console.watch.refresh()
@@ -129,7 +129,7 @@ async def change(call: Call) -> object:
 
 
 @endpoint("DELETE", "/topics/{name}", Role.OPERATE, body={"confirm": "the name of the topic again"})
-async def delete(call: Call) -> object:
+async def delete(call: ApiCall) -> object:
     """Delete a topic with its messages."""
     name = call.path("name")
     if call.given("confirm", str, "") != name:
@@ -141,7 +141,7 @@ async def delete(call: Call) -> object:
     return {"deleted": name, "brokers": brokers}
 
 
-def _changes(call: Call) -> dict[str, Any]:
+def _changes(call: ApiCall) -> dict[str, Any]:
     changes = {
         name: call.given(name, kind)
         for name, kind in (
@@ -158,7 +158,7 @@ def _changes(call: Call) -> dict[str, Any]:
     return changes
 
 
-def _keys(at: Snapshot) -> Mapping[str, Callable[[TopicInfo], Any]]:
+def _keys(at: ClusterSnapshot) -> Mapping[str, Callable[[TopicInfo], Any]]:
     figures = at.topic_figures
     return {
         "name": lambda info: info.name,
@@ -174,7 +174,7 @@ def _queues(info: TopicInfo) -> int:
     return sum(settings.write_queues for settings in info.brokers.values())
 
 
-def _row(at: Snapshot, info: TopicInfo) -> dict[str, object]:
+def _row(at: ClusterSnapshot, info: TopicInfo) -> dict[str, object]:
     settings = next(iter(info.brokers.values()))
     figures = at.topic_figures.get(info.name)
     return {

@@ -1,13 +1,13 @@
 """Transactions: half messages that are neither committed nor rolled back."""
 
-from penstock.console.endpoints import Call, endpoint
+from penstock.console.endpoints import ApiCall, endpoint
 
 SHOWN_MAX = 500
 SCAN_MAX = 1_000
 
 
 @endpoint("GET", "/transactions")
-async def transactions(call: Call) -> object:
+async def transactions(call: ApiCall) -> object:
     """Open half messages, the oldest first, and the checks so far; `partial` says what is missing.
 
     `producers` has the number of connected producers of each group; they are asked for the outcome.

@@ -2,7 +2,7 @@
 
 from penstock.client.diagnosis.resending import ResendItem, ResendPlan
 from penstock.client.diagnosis.values import MessagePlace
-from penstock.console.endpoints import Call
+from penstock.console.endpoints import ApiCall
 from penstock.console.jobs import Job
 
 PLAN_ROWS_MAX = 200
@@ -22,7 +22,7 @@ def plan_json(plan: ResendPlan) -> dict[str, object]:
     }
 
 
-def start_resend(call: Call, plan: ResendPlan, what: str, rate: float) -> Job:
+def start_resend(call: ApiCall, plan: ResendPlan, what: str, rate: float) -> Job:
     """Send the messages of a plan in the background."""
 
     async def send(item: ResendItem) -> dict[str, object]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.client.admin.admin_values import TopicKind
-from penstock.console.monitoring.cluster_snapshot import Snapshot
+from penstock.console.monitoring.cluster_snapshot import ClusterSnapshot
 from penstock.wire.codes import DLQ_TOPIC_PREFIX
 
 DISK_WARN = 0.75
@@ -19,7 +19,7 @@ _ORDER = {"critical": 0, "warning": 1, "info": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm:
+class ClusterAlarm:
     """One sentence, and where to look."""
 
     severity: str
@@ -28,7 +28,7 @@ class Alarm:
     link: str = ""
 
 
-def find_alarms(snapshot: Snapshot) -> list[Alarm]:
+def find_alarms(snapshot: ClusterSnapshot) -> list[ClusterAlarm]:
     """All alarms of a snapshot."""
     found = [
         *_of_servers(snapshot),
@@ -40,56 +40,58 @@ def find_alarms(snapshot: Snapshot) -> list[Alarm]:
     return sorted(found, key=lambda alarm: _ORDER[alarm.severity])
 
 
-def _of_servers(snapshot: Snapshot) -> Iterator[Alarm]:
+def _of_servers(snapshot: ClusterSnapshot) -> Iterator[ClusterAlarm]:
     if snapshot.problem:
-        yield Alarm("critical", f"The cluster can't be read: {snapshot.problem}", "/cluster")
+        yield ClusterAlarm("critical", f"The cluster can't be read: {snapshot.problem}", "/cluster")
     names = {state.broker.name for state in snapshot.cluster.brokers}
     for state in snapshot.cluster.brokers:
         broker = state.broker
         if state.problem is not None:
             who = broker.name if broker.is_master else f"The replica {broker.id} of {broker.name}"
-            yield Alarm(
+            yield ClusterAlarm(
                 "critical" if broker.is_master else "warning",
                 f"{who} ({broker.address}) does not answer: {state.problem.message}.",
                 "/cluster",
             )
     masters = {state.broker.name for state in snapshot.masters}
     for name in sorted(names - masters):
-        yield Alarm("critical", f"{name} has no master, so it accepts no messages.", "/cluster")
+        yield ClusterAlarm(
+            "critical", f"{name} has no master, so it accepts no messages.", "/cluster"
+        )
 
 
-def _of_disks(snapshot: Snapshot) -> Iterator[Alarm]:
+def _of_disks(snapshot: ClusterSnapshot) -> Iterator[ClusterAlarm]:
     for state in snapshot.cluster.brokers:
         used = state.runtime_info.disk_used if state.runtime_info is not None else None
         if used is None or used < DISK_WARN:
             continue
         severity = "critical" if used >= DISK_CRITICAL else "warning"
-        yield Alarm(
+        yield ClusterAlarm(
             severity,
             f"The disk of {state.broker.name} ({state.broker.address}) is {used:.0%} full.",
             "/cluster",
         )
 
 
-def _of_replicas(snapshot: Snapshot) -> Iterator[Alarm]:
+def _of_replicas(snapshot: ClusterSnapshot) -> Iterator[ClusterAlarm]:
     for replica in snapshot.replicas:
         broker = replica.broker
         if broker.is_master or replica.problem is not None:
             continue
         if replica.error:
-            yield Alarm(
+            yield ClusterAlarm(
                 "warning",
                 f"The replica {broker.id} of {broker.name} does not receive the log: "
                 f"{replica.error}.",
                 "/cluster",
             )
         elif replica.in_sync is False:
-            yield Alarm(
+            yield ClusterAlarm(
                 "warning", f"The replica {broker.id} of {broker.name} is not in sync.", "/cluster"
             )
 
 
-def _of_groups(snapshot: Snapshot) -> Iterator[Alarm]:
+def _of_groups(snapshot: ClusterSnapshot) -> Iterator[ClusterAlarm]:
     late = sorted(
         (
             (figures.lag_ms, name, figures)
@@ -106,18 +108,18 @@ def _of_groups(snapshot: Snapshot) -> Iterator[Alarm]:
         elif figures.members is not None:
             plural = "consumer is" if figures.members == 1 else "consumers are"
             who = f" {figures.members} {plural} connected."
-        yield Alarm(
+        yield ClusterAlarm(
             "critical" if lag_ms >= LAG_CRITICAL_MS and figures.members != 0 else "warning",
             f"The group {name} is {duration_text(lag_ms)} behind ({count}).{who}",
             f"/groups/{name}",
         )
     if len(late) > GROUPS_MAX:
-        yield Alarm(
+        yield ClusterAlarm(
             "warning", f"{len(late) - GROUPS_MAX} more groups are behind.", "/groups?sort=lag_ms"
         )
 
 
-def _of_dead_letters(snapshot: Snapshot) -> Iterator[Alarm]:
+def _of_dead_letters(snapshot: ClusterSnapshot) -> Iterator[ClusterAlarm]:
     found = [
         (name.removeprefix(DLQ_TOPIC_PREFIX), figures.messages)
         for name, figures in snapshot.topic_figures.items()
@@ -127,7 +129,9 @@ def _of_dead_letters(snapshot: Snapshot) -> Iterator[Alarm]:
     ]
     for group, count in sorted(found, key=lambda row: -row[1])[:GROUPS_MAX]:
         plural = "dead letter" if count == 1 else "dead letters"
-        yield Alarm("info", f"The group {group} has {count:,} {plural}.", f"/dead-letters/{group}")
+        yield ClusterAlarm(
+            "info", f"The group {group} has {count:,} {plural}.", f"/dead-letters/{group}"
+        )
 
 
 def duration_text(ms: int) -> str:

@@ -32,7 +32,7 @@ class TopicFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupFigures:
+class MeasuredGroup:
     """The measured figures of a group."""
 
     at_ms: int
@@ -47,7 +47,7 @@ class GroupFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ClusterSnapshot:
     """A cluster at `at_ms`. `problem` says why the last update failed."""
 
     at_ms: int = 0
@@ -56,7 +56,7 @@ class Snapshot:
     topics: Mapping[str, TopicInfo] = field(default_factory=dict)
     groups: Mapping[str, GroupInfo] = field(default_factory=dict)
     topic_figures: Mapping[str, TopicFigures] = field(default_factory=dict)
-    group_figures: Mapping[str, GroupFigures] = field(default_factory=dict)
+    group_figures: Mapping[str, MeasuredGroup] = field(default_factory=dict)
     problem: str = ""
 
     @property
@@ -83,7 +83,7 @@ class Snapshot:
         ]
         return max(shares, default=None)
 
-    def lags(self) -> list[tuple[str, GroupFigures]]:
+    def lags(self) -> list[tuple[str, MeasuredGroup]]:
         """The groups of applications that were measured."""
         return [
             (name, figures)

@@ -15,7 +15,11 @@ from typing import TypeVar
 
 from penstock.client.admin.admin_values import TopicKind
 from penstock.client.admin.async_admin import AsyncAdmin, GroupInfo, TopicInfo
-from penstock.console.monitoring.cluster_snapshot import GroupFigures, Snapshot, TopicFigures
+from penstock.console.monitoring.cluster_snapshot import (
+    ClusterSnapshot,
+    MeasuredGroup,
+    TopicFigures,
+)
 from penstock.console.monitoring.history import History, Sample
 from penstock.console.monitoring.lag import group_lag, group_lag_ms
 from penstock.errors import PenstockError
@@ -45,7 +49,7 @@ class ClusterWatch:
         self._admin = admin
         self._interval_s = interval_s
         self._clock = admin.session.clock
-        self.snapshot = Snapshot()
+        self.snapshot = ClusterSnapshot()
         self.history = History()
         self.updated = asyncio.Event()
         """Set once there is a first snapshot."""
@@ -164,16 +168,16 @@ class ClusterWatch:
                 log.debug("the figures of the topic %s are unknown: %s", name, error)
                 return None
 
-    async def _group(self, name: str, limit: asyncio.Semaphore) -> GroupFigures | None:
+    async def _group(self, name: str, limit: asyncio.Semaphore) -> MeasuredGroup | None:
         async with limit:
             now_ms = self._clock.now_ms()
             try:
                 progress = await self._admin.progress(name)
                 members = await self._admin.members(name)
             except PenstockError as error:
-                return GroupFigures(now_ms, None, None, None, None, (), problem=error.remark())
+                return MeasuredGroup(now_ms, None, None, None, None, (), problem=error.remark())
             partial = bool(progress.unreachable or members.unreachable)
-            return GroupFigures(
+            return MeasuredGroup(
                 at_ms=now_ms,
                 lag=group_lag(progress),
                 lag_ms=group_lag_ms(progress),
@@ -186,7 +190,7 @@ class ClusterWatch:
 
 
 async def measure_topic(
-    admin: AsyncAdmin, snapshot: Snapshot, info: TopicInfo, now_ms: int
+    admin: AsyncAdmin, snapshot: ClusterSnapshot, info: TopicInfo, now_ms: int
 ) -> TopicFigures | None:
     """The figures of a topic: one request per broker that has it. None if none answers."""
     name = admin.session.with_namespace(info.name)
@@ -224,8 +228,8 @@ def _rate(old: TopicFigures | None, stored: int, now_ms: int) -> float | None:
 
 
 def _with_tables(
-    snapshot: Snapshot, topics: Iterable[TopicInfo], groups: Iterable[GroupInfo]
-) -> Snapshot:
+    snapshot: ClusterSnapshot, topics: Iterable[TopicInfo], groups: Iterable[GroupInfo]
+) -> ClusterSnapshot:
     topic_table = {info.name: info for info in topics}
     group_table = {info.name: info for info in groups}
     return replace(

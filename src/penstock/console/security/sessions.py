@@ -16,7 +16,7 @@ SESSIONS_MAX = 10_000
 
 
 @dataclass(slots=True)
-class Session:
+class LoginSession:
     """A user who has logged in, and the token that changes must carry."""
 
     login: Login
@@ -29,20 +29,20 @@ class Sessions:
     """The sessions by the hash of their token."""
 
     def __init__(self) -> None:
-        self._sessions: dict[bytes, Session] = {}
+        self._sessions: dict[bytes, LoginSession] = {}
 
-    def create(self, login: Login, now_ms: int) -> tuple[str, Session]:
+    def create(self, login: Login, now_ms: int) -> tuple[str, LoginSession]:
         """A new session and the token for its cookie."""
         for key in [k for k, s in self._sessions.items() if _has_expired(s, now_ms)]:
             self._sessions.pop(key)
         while len(self._sessions) >= SESSIONS_MAX:
             self._sessions.pop(next(iter(self._sessions)))
         token = secrets.token_urlsafe(32)
-        session = Session(login, now_ms, now_ms)
+        session = LoginSession(login, now_ms, now_ms)
         self._sessions[_key(token)] = session
         return token, session
 
-    def find(self, token: str | None, now_ms: int) -> Session | None:
+    def find(self, token: str | None, now_ms: int) -> LoginSession | None:
         """The session with this token, unless it has expired."""
         if not token:
             return None
@@ -55,16 +55,16 @@ class Sessions:
         session.used_ms = now_ms
         return session
 
-    def end(self, token: str | None) -> Session | None:
+    def end(self, token: str | None) -> LoginSession | None:
         """Remove the session with this token."""
         return self._sessions.pop(_key(token), None) if token else None
 
-    def end_all_of(self, name: str) -> list[Session]:
+    def end_all_of(self, name: str) -> list[LoginSession]:
         """Remove the sessions of a user, whose password or role has changed."""
         keys = [key for key, session in self._sessions.items() if session.login.name == name]
         return [self._sessions.pop(key) for key in keys]
 
-    def all(self) -> list[Session]:
+    def all(self) -> list[LoginSession]:
         return list(self._sessions.values())
 
 
@@ -73,7 +73,7 @@ def same_token(given: str | None, expected: str) -> bool:
     return given is not None and hmac.compare_digest(given.encode(), expected.encode())
 
 
-def _has_expired(session: Session, now_ms: int) -> bool:
+def _has_expired(session: LoginSession, now_ms: int) -> bool:
     return now_ms - session.used_ms > IDLE_MS or now_ms - session.created_ms > LIFETIME_MS
 
 

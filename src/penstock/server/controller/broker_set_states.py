@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import ssl as tls
 
     from penstock.config import LiveSettings
-    from penstock.controller.decisions import Decision
+    from penstock.controller.decisions import ControllerDecision
     from penstock.rpc.answers import ClientId
     from penstock.server.controller.broker_set_store import BrokerSetStore
 
@@ -38,11 +38,11 @@ CONFLICT_MS = 20
 CONFLICTS = 3
 
 T = TypeVar("T")
-Decide = Callable[[BrokerSet | None, Living], "Decision"]
+Decide = Callable[[BrokerSet | None, Living], "ControllerDecision"]
 Found = dict[str, tuple[BrokerSet, Living]]
 
 
-class BrokerSetStates:
+class StoredBrokerSetStates:
     """The states of broker sets in a store, with the living replicas of each."""
 
     def __init__(
@@ -84,7 +84,7 @@ class BrokerSetStates:
 
     # --- what handlers call
 
-    def decide(self, name: str, decide: Decide) -> asyncio.Task[Decision]:
+    def decide(self, name: str, decide: Decide) -> asyncio.Task[ControllerDecision]:
         """Decide until the state has not changed meanwhile."""
         return self._tasks.spawn(self._for_client(self._decide(name, decide)))
 
@@ -105,7 +105,7 @@ class BrokerSetStates:
         except asyncio.CancelledError:
             raise SystemBusy("the controller stops", hint="ask another controller") from None
 
-    async def _decide(self, name: str, decide: Decide) -> Decision:
+    async def _decide(self, name: str, decide: Decide) -> ControllerDecision:
         conflicts = 0
         while True:
             (state, version), living = await asyncio.gather(
@@ -183,7 +183,7 @@ class BrokerSetStates:
     async def _replace_dead_master(self, name: str) -> None:
         unclean = self._settings.current.controller.unclean_elections
 
-        def decide(state: BrokerSet | None, living: Living) -> Decision:
+        def decide(state: BrokerSet | None, living: Living) -> ControllerDecision:
             master_id = None if state is None else state.master_id
             why = "" if master_id is None else self._liveness.why_dead(ReplicaKey(name, master_id))
             now_ms = self._clock.now_ms()

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from penstock.metrics import HistogramFamily, Registry, Sample
 
 if TYPE_CHECKING:
-    from penstock.server.controller.broker_set_states import BrokerSetStates
+    from penstock.server.controller.broker_set_states import StoredBrokerSetStates
     from penstock.server.controller.broker_set_store import BrokerSetStore
     from penstock.server.controller.etcd.etcd_backend import EtcdBackend
     from penstock.server.controller.liveness import Liveness
 
 
 def add_controller_metrics(
-    registry: Registry, states: BrokerSetStates, store: BrokerSetStore, liveness: Liveness
+    registry: Registry, states: StoredBrokerSetStates, store: BrokerSetStore, liveness: Liveness
 ) -> None:
     """Add the metrics of every controller."""
     registry.gauge(

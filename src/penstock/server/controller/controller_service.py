@@ -10,9 +10,9 @@ from pathlib import Path
 from penstock.clock import Clock, LoopClock
 from penstock.config import LiveSettings, Settings
 from penstock.controller.controller import Controller
-from penstock.controller.signed_controller_changes import SignedChanges
+from penstock.controller.signed_controller_changes import SignedControllerChanges
 from penstock.metrics import Registry
-from penstock.server.controller.broker_set_states import BrokerSetStates
+from penstock.server.controller.broker_set_states import StoredBrokerSetStates
 from penstock.server.controller.broker_set_store import BrokerSetStore, FileStore
 from penstock.server.controller.controller_metrics import (
     add_controller_metrics,
@@ -42,7 +42,7 @@ class ControllerService:
         self._disk = Disk()
         self._etcd: EtcdBackend | None = None
         self._liveness: Liveness | None = None
-        self.states: BrokerSetStates | None = None
+        self.states: StoredBrokerSetStates | None = None
         self.server: Server | None = None
         self._probe: Probe | None = None
 
@@ -58,9 +58,9 @@ class ControllerService:
         config = self.settings.current
         own = config.controller
         address = f"{own.announce or own.host}:{own.port}"
-        access = SignedChanges(config.access) if own.signed_changes else None
+        access = SignedControllerChanges(config.access) if own.signed_changes else None
         store, self._liveness = await self._open(address)
-        self.states = states = BrokerSetStates(
+        self.states = states = StoredBrokerSetStates(
             self.settings,
             store,
             self._liveness,
@@ -85,7 +85,7 @@ class ControllerService:
         store = await loop.run_in_executor(None, FileStore, self._disk, Path(config.data))
         return store, LocalLiveness(self._clock)
 
-    async def _listen(self, controller: Controller, access: SignedChanges | None) -> None:
+    async def _listen(self, controller: Controller, access: SignedControllerChanges | None) -> None:
         config = self.settings.current
         limits = config.server
         request_loop = RequestLoop(
@@ -114,7 +114,7 @@ class ControllerService:
     async def _start_probe(
         self,
         controller: Controller,
-        states: BrokerSetStates,
+        states: StoredBrokerSetStates,
         store: BrokerSetStore,
         liveness: Liveness,
     ) -> None:

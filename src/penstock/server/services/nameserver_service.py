@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.clock import Clock, LoopClock
 from penstock.config import LiveSettings, Settings
 from penstock.nameserver.nameserver import NameServer
-from penstock.nameserver.signed_nameserver_changes import SignedChanges
+from penstock.nameserver.signed_nameserver_changes import SignedNameServerChanges
 from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.persistence import Persistence
 from penstock.server.listener import is_loopback
@@ -39,7 +39,9 @@ class NameServerService:
         """Listen."""
         config = self.settings.current
         limits = config.server
-        access = SignedChanges(config.access) if config.nameserver.signed_changes else None
+        access = (
+            SignedNameServerChanges(config.access) if config.nameserver.signed_changes else None
+        )
         request_loop = RequestLoop(
             self.nameserver,
             access=access,

@@ -6,8 +6,8 @@ reads no holes: mostly that is nothing, or the few MiB that were allocated ahead
 """
 
 from penstock.store.recovery.damage import DamageJudge
-from penstock.store.recovery.shutdown_snapshot import Snapshot
-from penstock.store.recovery_report import Report
+from penstock.store.recovery.shutdown_snapshot import ShutdownSnapshot
+from penstock.store.recovery_report import RecoveryReport
 from penstock.store.segment import SegmentList
 from penstock.wire.record import BLANK, NOTHING, RECORD, StoredRecord
 
@@ -19,7 +19,10 @@ REPLACED = 4  # by another log: records follow, but not where the log ended
 
 
 def compare(
-    segments: SegmentList, snapshot: Snapshot | None, judge: DamageJudge, report: Report
+    segments: SegmentList,
+    snapshot: ShutdownSnapshot | None,
+    judge: DamageJudge,
+    report: RecoveryReport,
 ) -> int:
     """What the log is now, compared with the snapshot; notes in the report what is unexpected."""
     if snapshot is None:
@@ -36,7 +39,7 @@ def compare(
     return REPLACED
 
 
-def _has_last_record(segments: SegmentList, snapshot: Snapshot) -> bool:
+def _has_last_record(segments: SegmentList, snapshot: ShutdownSnapshot) -> bool:
     """Whether the snapshot's last record is valid, if it was not deleted by retention."""
     if snapshot.last_offset < segments.first:
         return True

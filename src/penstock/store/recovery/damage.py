@@ -92,7 +92,7 @@ class LostMessage(NamedTuple):
         return text + f", queue offset {self.queue_offset}" if self.queued else text
 
 
-class Verdict(NamedTuple):
+class DamageVerdict(NamedTuple):
     """What is at a position without a valid record."""
 
     case: int
@@ -122,7 +122,7 @@ class DamageJudge:
         self._durable_to = durable_to
         self._confirm_offset = confirm_offset
 
-    def judge(self, offset: int, problem: int, size: int) -> Verdict:
+    def judge(self, offset: int, problem: int, size: int) -> DamageVerdict:
         """Judge a position without a valid record.
 
         `problem` and `size` are the fields of the StoredRecord that was read there. Problem 0 means
@@ -132,11 +132,11 @@ class DamageJudge:
         following = self._following(offset, problem, size)
         if following is None:
             if offset < self._confirm_offset and self._has_data(offset, self._confirm_offset):
-                return Verdict(DAMAGED, self._confirm_offset, reason)
-            return Verdict(END, offset, reason)
+                return DamageVerdict(DAMAGED, self._confirm_offset, reason)
+            return DamageVerdict(END, offset, reason)
         if self._is_torn(offset, following, problem):
-            return Verdict(TORN, following, reason)
-        return Verdict(DAMAGED, following, reason)
+            return DamageVerdict(TORN, following, reason)
+        return DamageVerdict(DAMAGED, following, reason)
 
     def lost_message(
         self, offset: int, following: int, problem: int, size: int

@@ -13,7 +13,7 @@ from penstock.store.consumequeue import queue_files
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.recovery.damage import DamageJudge
 from penstock.store.recovery.opened_files import RESTORE_LOG, OpenedFiles
-from penstock.store.recovery.shutdown_snapshot import Snapshot
+from penstock.store.recovery.shutdown_snapshot import ShutdownSnapshot
 from penstock.store.segment import segment_name
 from penstock.wire.layout import FIXED_BYTES
 
@@ -21,7 +21,7 @@ _EVER = 1 << 62
 
 
 def refuse_missing_log(
-    files: OpenedFiles, snapshot: Snapshot | None, judge: DamageJudge, *, pages_kept: bool
+    files: OpenedFiles, snapshot: ShutdownSnapshot | None, judge: DamageJudge, *, pages_kept: bool
 ) -> None:
     """Raise StoreDamaged if segments are missing at the log's end.
 

@@ -16,7 +16,7 @@ from penstock.store.directory import StorePaths
 from penstock.store.disk import Disk
 from penstock.store.index import Index, index_file_bytes
 from penstock.store.recovery.checkpoint import Checkpoint
-from penstock.store.recovery_report import Report
+from penstock.store.recovery_report import RecoveryReport
 from penstock.store.segment import NAME_DIGITS, Segment, SegmentList, is_number, segment_name
 from penstock.wire.codes import TOPIC_SCHEDULE
 from penstock.wire.layout import ENTRY_BYTES
@@ -47,7 +47,7 @@ class OpenedFiles:
         self.index = Index(disk, paths.index, config.index_slots, config.index_entries)
         self.checkpoint = Checkpoint()
         self.removal = QueueRemoval(disk, paths)
-        self.report = Report()
+        self.report = RecoveryReport()
         self._delays_ms = delays_ms(config.delay_levels)
         self._progress = progress or (lambda what, done, of: None)
 

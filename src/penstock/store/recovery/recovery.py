@@ -45,13 +45,13 @@ from penstock.store.recovery.opened_files import OpenedFiles, Progress, is_queue
 from penstock.store.recovery.shutdown_snapshot import (
     FileCheck,
     QueueRow,
-    Snapshot,
+    ShutdownSnapshot,
     deleted_topics,
     find_bad_index_file,
     read_snapshot,
 )
 from penstock.store.recovery.truncation import Truncation, finish_truncation, read_truncation
-from penstock.store.recovery_report import DamagedRange, ReplayDamage, Report
+from penstock.store.recovery_report import DamagedRange, RecoveryReport, ReplayDamage
 from penstock.wire.record import RECORD, StoredRecord
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Recovery(OpenedFiles):
         # Queues whose files are not as they were at the clean shutdown.
         self._damaged: list[ConsumeQueue] = []
 
-    def run(self, writer: StoreWriter, *, crashed: bool, ours: bool, now_ms: int) -> Report:
+    def run(self, writer: StoreWriter, *, crashed: bool, ours: bool, now_ms: int) -> RecoveryReport:
         """Make log, queues and index consistent. `ours`: Penstock wrote the checkpoint."""
         self.report.clean = not crashed
         self.checkpoint = read_checkpoint(self.disk, self.paths)
@@ -135,7 +135,7 @@ class Recovery(OpenedFiles):
         writer: StoreWriter,
         queues: list[ConsumeQueue],
         begin: int | None,
-        snapshot: Snapshot | None,
+        snapshot: ShutdownSnapshot | None,
         *,
         position: bool,
     ) -> None:
@@ -186,7 +186,7 @@ class Recovery(OpenedFiles):
         """
         return not self._damaged and any(self._entries.contradicts(q, begin) for q in behind)
 
-    def _note_unwritten(self, end: int, snapshot: Snapshot | None) -> None:
+    def _note_unwritten(self, end: int, snapshot: ShutdownSnapshot | None) -> None:
         """The log ends before what was on the disk: the bytes in between were lost."""
         known = max(self._confirmed(), snapshot.log_end if snapshot is not None else 0)
         if end < known:
@@ -224,7 +224,7 @@ class Recovery(OpenedFiles):
         self.checkpoint = Checkpoint(known_ms, known_ms, known_ms, 0, confirm_offset)
         return begin
 
-    def _resume(self, snapshot: Snapshot, *, short_index: set[str]) -> int | None:
+    def _resume(self, snapshot: ShutdownSnapshot, *, short_index: set[str]) -> int | None:
         """Take over a snapshot if the files of queues and index are as it says.
 
         Returns None, or from where the log must be replayed to rebuild what is missing.
@@ -259,7 +259,7 @@ class Recovery(OpenedFiles):
         self.report.store_ms = snapshot.store_ms
         return None
 
-    def _find_deleted_topics(self, snapshot: Snapshot) -> None:
+    def _find_deleted_topics(self, snapshot: ShutdownSnapshot) -> None:
         """Find the topics that another program deleted since the clean shutdown."""
         folders = set(self.disk.names(self.paths.queues))
         missing = {row.topic for row in snapshot.rows() if row.files} - folders
@@ -281,7 +281,7 @@ class Recovery(OpenedFiles):
             return self.segments.first
         return max(entry[0] + entry[1], self.segments.first)
 
-    def _rebuild(self, writer: StoreWriter, begin: int, snapshot: Snapshot) -> None:
+    def _rebuild(self, writer: StoreWriter, begin: int, snapshot: ShutdownSnapshot) -> None:
         """Rebuild damaged queues and the index of a store that was closed.
 
         The other queues keep the positions of the snapshot: the cost does not depend on how many
@@ -300,7 +300,7 @@ class Recovery(OpenedFiles):
         for queue in self.queues.rows:
             queue.complete = False
 
-    def _restore_ends(self, writer: StoreWriter, snapshot: Snapshot) -> None:
+    def _restore_ends(self, writer: StoreWriter, snapshot: ShutdownSnapshot) -> None:
         """A queue never ends before its end at the shutdown: offsets are not used again."""
         self.report.last_offset = max(self.report.last_offset, snapshot.last_offset)
         self.report.store_ms = max(self.report.store_ms, snapshot.store_ms)

@@ -19,7 +19,7 @@ from penstock.wire import layout, octets
 from penstock.wire.codes import is_system_topic
 
 
-class Snapshot(msgspec.Struct):
+class ShutdownSnapshot(msgspec.Struct):
     """The state at a clean shutdown, in `penstock.snapshot`."""
 
     log_begin: int
@@ -31,7 +31,7 @@ class Snapshot(msgspec.Struct):
     index: list[tuple[str, int, int]] = []  # file name, log offset of the first entry, next number
     check: int = 0  # CRC of the other fields
 
-    def sealed(self) -> "Snapshot":
+    def sealed(self) -> "ShutdownSnapshot":
         return msgspec.structs.replace(self, check=self._crc())
 
     def is_whole(self) -> bool:
@@ -58,13 +58,13 @@ class QueueRow(msgspec.Struct, frozen=True):
     files: int
 
 
-def read_snapshot(disk: Disk, paths: StorePaths) -> Snapshot | None:
+def read_snapshot(disk: Disk, paths: StorePaths) -> ShutdownSnapshot | None:
     """The snapshot, or None if there is none or it is damaged."""
     data = disk.read(paths.snapshot)
     if data is None:
         return None
     try:
-        snapshot = msgspec.json.decode(data, type=Snapshot)
+        snapshot = msgspec.json.decode(data, type=ShutdownSnapshot)
     except ValueError:  # DecodeError, or not UTF-8
         return None
     return snapshot if snapshot.is_whole() else None
@@ -103,7 +103,7 @@ class FileCheck:
 
 
 def find_bad_index_file(
-    snapshot: Snapshot, index: Index, short: set[str]
+    snapshot: ShutdownSnapshot, index: Index, short: set[str]
 ) -> tuple[str, int] | None:
     """The oldest index file that is not as it was, and the log offset of its first entry.
 

@@ -26,7 +26,7 @@ from penstock.store.disk import Disk
 from penstock.store.index import NAME_DIGITS as INDEX_NAME_DIGITS
 from penstock.store.index import index_file_bytes
 from penstock.store.recovery.checkpoint import Checkpoint
-from penstock.store.recovery.shutdown_snapshot import Snapshot
+from penstock.store.recovery.shutdown_snapshot import ShutdownSnapshot
 from penstock.store.segment import NAME_DIGITS
 from penstock.store.tools.file_pieces import CHUNK_BYTES, LogFile, read_piece, search
 from penstock.store.tools.log_scan import LogWindow
@@ -227,11 +227,11 @@ class StoreFiles:
                 return file.start
         return self.log_begin
 
-    def _read_snapshot(self) -> Snapshot | None:
+    def _read_snapshot(self) -> ShutdownSnapshot | None:
         if not self.paths.snapshot.exists():
             return None
         try:
-            return msgspec.json.decode(self.paths.snapshot.read_bytes(), type=Snapshot)
+            return msgspec.json.decode(self.paths.snapshot.read_bytes(), type=ShutdownSnapshot)
         except ValueError:
             return None
 

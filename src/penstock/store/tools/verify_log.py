@@ -11,7 +11,7 @@ import msgspec
 from penstock.errors import ReadFailed
 from penstock.store.directory import opened_here
 from penstock.store.disk import Disk
-from penstock.store.recovery.damage import DAMAGED, TORN, DamageJudge, Verdict
+from penstock.store.recovery.damage import DAMAGED, TORN, DamageJudge, DamageVerdict
 from penstock.store.tools.file_pieces import LogFile, log_part
 from penstock.store.tools.inspection import StoreFiles
 from penstock.store.tools.log_scan import AT_BLANK, AT_END, MORE, LogScan
@@ -211,7 +211,9 @@ class LogVerification:
         )
         return Problem(NOTE, "log.torn-tail", self.name(file), offset - file.start, text)
 
-    def _damaged(self, file: LogFile, offset: int, verdict: Verdict, *, blank: bool) -> Problem:
+    def _damaged(
+        self, file: LogFile, offset: int, verdict: DamageVerdict, *, blank: bool
+    ) -> Problem:
         stored = self.scan.stored
         text = (
             f"{verdict.reason}: {verdict.following - offset} bytes up to log offset "
@@ -232,7 +234,7 @@ class LogVerification:
         return "log.blank" if blank else f"log.{_KINDS[self.scan.stored.problem]}"
 
     def _at_log_end(
-        self, file: LogFile, offset: int, verdict: Verdict, *, blank: bool
+        self, file: LogFile, offset: int, verdict: DamageVerdict, *, blank: bool
     ) -> Problem | None:
         """The problem of an invalid record at the log's end; None where the log simply ends."""
         at = offset - file.start

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.metrics.group_lags import GroupLag, GroupLags
+from penstock.broker.metrics.group_lags import GroupLags, GroupTopicLag
 from penstock.wire.record import Record
 from tests.unit.broker.broker_kit import BrokerFixture, broker_fixture
 
@@ -17,7 +17,7 @@ def put(home: BrokerFixture, topic: str, count: int, *, at_ms: int) -> None:
     home.broker.context.store.publish()
 
 
-def take(lags: GroupLags, now_ms: int) -> dict[tuple[str, str], GroupLag]:
+def take(lags: GroupLags, now_ms: int) -> dict[tuple[str, str], GroupTopicLag]:
     rows = []
     for step in lags.collect():
         lags.read(step)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.cli.bench.bench_report import BenchReport, Delivery, Workload, ms_text
+from penstock.cli.bench.bench_report import BenchReport, DeliveryCounts, Workload, ms_text
 from penstock.cli.bench.live_line import progress_text
 from penstock.cli.bench.measurement import MS_NS, Measurement, elapsed_s
 from penstock.cli.bench.schedule import SECOND_NS, Window
@@ -99,7 +99,7 @@ def test_json_of_an_end_to_end_run() -> None:
         cpu_percent=5.0,
         interrupted=False,
         sending=measured(1.0),
-        delivery=Delivery(received=99, lost=1, duplicates=2),
+        delivery=DeliveryCounts(received=99, lost=1, duplicates=2),
     )
     made = json_kit.check("bench e2e", json.dumps(found.as_json()))
     assert made["messages"] == 100

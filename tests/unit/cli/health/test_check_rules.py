@@ -7,7 +7,14 @@ from click.testing import CliRunner
 
 from penstock.cli.health import check_rules as rules
 from penstock.cli.health.check_command import check
-from penstock.cli.health.check_rules import Checked, Figure, GroupLag, Limits, Problem, State
+from penstock.cli.health.check_rules import (
+    CheckResult,
+    FailedCheck,
+    Figure,
+    GroupLag,
+    Limits,
+    State,
+)
 from penstock.client.admin.admin_cluster import read_runtime_info
 from penstock.client.admin.admin_values import (
     BrokerAddress,
@@ -27,7 +34,7 @@ def broker(address: BrokerAddress = MASTER, disk: str = "0.5") -> BrokerState:
     return BrokerState(address, read_runtime_info({"commitLogDiskRatio": disk}))
 
 
-def states(checked: Checked) -> list[State]:
+def states(checked: CheckResult) -> list[State]:
     return [problem.state for problem in checked.problems]
 
 
@@ -47,8 +54,8 @@ def test_a_value_without_thresholds_is_not_checked() -> None:
 
 
 def test_the_worst_state_counts_and_unknown_is_the_least() -> None:
-    def of(*found: State) -> Checked:
-        return Checked(tuple(Problem(state, state.name.lower()) for state in found))
+    def of(*found: State) -> CheckResult:
+        return CheckResult(tuple(FailedCheck(state, state.name.lower()) for state in found))
 
     assert of().state is State.OK
     assert of(State.UNKNOWN).state is State.UNKNOWN
@@ -60,8 +67,8 @@ def test_the_worst_state_counts_and_unknown_is_the_least() -> None:
 
 
 def test_the_line_has_one_bar_and_no_line_break() -> None:
-    checked = Checked(
-        (Problem(State.WARNING, "a|b\nc"),),
+    checked = CheckResult(
+        (FailedCheck(State.WARNING, "a|b\nc"),),
         (
             Figure("lag_it's=x", 4, Limits(10, None)),
             Figure("disk_a", 43.25, Limits(75, 90), "%", 100),
@@ -91,7 +98,7 @@ def test_disks() -> None:
     assert states(rules.check_disks([broker(disk="0.76")], limits)) == [State.WARNING]
     assert states(rules.check_disks([broker(disk="0.91")], limits)) == [State.CRITICAL]
     assert states(rules.check_disks([broker(disk="x")], limits)) == [State.UNKNOWN]
-    assert rules.check_disks([BrokerState(MASTER, None)], limits) == Checked()
+    assert rules.check_disks([BrokerState(MASTER, None)], limits) == CheckResult()
 
 
 def test_replicas() -> None:
@@ -115,7 +122,7 @@ def test_lag() -> None:
     checked = rules.check_lag(groups, Limits(10), Limits(critical=2))
     assert states(checked) == [State.WARNING, State.CRITICAL, State.UNKNOWN, State.UNKNOWN]
     assert checked.problems[0].text == "the lag of the group g is 11 messages"
-    assert rules.check_lag(groups, Limits(), Limits()) == Checked()
+    assert rules.check_lag(groups, Limits(), Limits()) == CheckResult()
 
 
 def queue(max_offset: int, committed: int | None, lag_ms: int | None) -> QueueProgress:

@@ -31,6 +31,12 @@ def test_the_names_of_objects_are_unique() -> None:
             assert kinds.setdefault(name, definition) == definition, name
 
 
+def test_names_are_published_without_the_suffix_of_their_structs() -> None:
+    assert "StoredMessage" in schema_of("message show")["$defs"]
+    assert "ResendPlan" in schema_of("dlq resend")["$defs"]
+    assert 'Output"' not in json.dumps([schema_of(command) for command in OUTPUTS])
+
+
 def test_a_field_that_is_missing_or_unknown_is_noticed() -> None:
     row = {"user": "u", "type": "Normal", "status": "enable", "password": "x"}
     assert json_kit.check("user list", json.dumps([row])) == [row]
@@ -42,7 +48,7 @@ def test_a_field_that_is_missing_or_unknown_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("printed", "described"),
     [
-        (Election, cluster_output.Election),
+        (Election, cluster_output.ElectionOutput),
         (BrokerRow, top_output.TopBroker),
         (TopicRow, top_output.TopTopic),
         (GroupRow, top_output.TopGroup),

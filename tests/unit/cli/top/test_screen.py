@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from penstock.cli.top.screen import ScreenState, age_text, number_text, screen
-from penstock.cli.top.screen_snapshot import BrokerRow, GroupRow, Snapshot, TopicRow
+from penstock.cli.top.screen_snapshot import BrokerRow, GroupRow, ScreenSnapshot, TopicRow
 from penstock.cli.top.terminal_keys import keys_of
 
 MASTER = BrokerRow(
@@ -16,7 +16,7 @@ MASTER = BrokerRow(
     log_bytes=1 << 20, memory_bytes=None, started_ms=1_000_000, behind_bytes=None, in_sync=None,
     problem=None,
 )  # fmt: skip
-SNAPSHOT = Snapshot(
+SNAPSHOT = ScreenSnapshot(
     time_ms=1_000_000 + 3_700_000,
     nameservers=("n:1",),
     brokers=(MASTER, replace(MASTER, id=1, role="slave", behind_bytes=2048, in_sync=False)),
@@ -28,7 +28,7 @@ SNAPSHOT = Snapshot(
 )
 
 
-def lines(state: ScreenState, height: int | None, snapshot: Snapshot = SNAPSHOT) -> list[str]:
+def lines(state: ScreenState, height: int | None, snapshot: ScreenSnapshot = SNAPSHOT) -> list[str]:
     console = Console(file=io.StringIO(), width=120, height=height or 100)
     with console.capture() as found:
         console.print(screen(snapshot, state, height))

@@ -8,7 +8,7 @@ from penstock.client.admin.async_admin import (
     TopicKind,
 )
 from penstock.console.monitoring.alarms import duration_text, find_alarms
-from penstock.console.monitoring.cluster_snapshot import Snapshot
+from penstock.console.monitoring.cluster_snapshot import ClusterSnapshot
 from penstock.errors import PeerUnreachable
 from tests.unit.console.console_kit import (
     BROKER,
@@ -23,7 +23,7 @@ from tests.unit.console.console_kit import (
 REPLICA = BrokerAddress("DefaultCluster", "broker-a", 1, "127.0.0.1:10921")
 
 
-def sentences(at: Snapshot) -> list[tuple[str, str]]:
+def sentences(at: ClusterSnapshot) -> list[tuple[str, str]]:
     return [(alarm.severity, alarm.sentence) for alarm in find_alarms(at)]
 
 
@@ -98,7 +98,7 @@ def test_dead_letters_are_told() -> None:
 
 
 def test_a_failed_update_is_critical() -> None:
-    at = Snapshot(problem="no NameServer answers")
+    at = ClusterSnapshot(problem="no NameServer answers")
     assert sentences(at) == [("critical", "The cluster can't be read: no NameServer answers")]
 
 

@@ -12,7 +12,7 @@ from penstock.config import LiveSettings, Settings
 from penstock.controller import decisions
 from penstock.controller.broker_set import BrokerSet, Heartbeat, LiveReplica, ReplicaRecord
 from penstock.errors import EtcdError
-from penstock.server.controller.broker_set_states import BrokerSetStates
+from penstock.server.controller.broker_set_states import StoredBrokerSetStates
 from penstock.server.controller.broker_set_store import Versioned
 from penstock.server.controller.liveness import GRACE_MS, LocalLiveness
 from penstock.server.controller.notifications import PAUSES_MS, Notifications
@@ -94,7 +94,7 @@ class Fixture:
         self.store = MemoryStore()
         self.processes = FakeProcesses(self.clock)
         self.liveness = LocalLiveness(self.clock, processes=self.processes)
-        self.states = BrokerSetStates(
+        self.states = StoredBrokerSetStates(
             LiveSettings(Settings(), "controller"), self.store, self.liveness, self.clock
         )
         self.told = RecordedNotifications(self.clock, self.states._is_current)

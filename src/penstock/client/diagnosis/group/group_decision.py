@@ -23,7 +23,7 @@ from penstock.client.diagnosis.values import GroupExplanation, GroupVerdict
 from penstock.client.diagnosis.wording import command_line, count_text, duration_text
 
 
-class Conclusion(NamedTuple):
+class GroupConclusion(NamedTuple):
     """A verdict, its sentence and the next command."""
 
     verdict: GroupVerdict
@@ -40,17 +40,17 @@ def decide_group(e: GroupEvidence, *, behind_ms: int = BEHIND_MS) -> GroupExplan
     )
 
 
-def _no_group(e: GroupEvidence) -> Conclusion | None:
+def _no_group(e: GroupEvidence) -> GroupConclusion | None:
     if isinstance(e.settings, Unknown) or e.settings or e.online is not False or e.queues:
         return None
     if e.partial:
         text = f"The group {e.group} was not found, but not all brokers were asked: {e.partial[0]}."
-        return Conclusion(GroupVerdict.UNKNOWN, text, command_line("cluster", "status"))
+        return GroupConclusion(GroupVerdict.UNKNOWN, text, command_line("cluster", "status"))
     text = f"No broker has the group {e.group}: check its name, or start a consumer of it."
-    return Conclusion(GroupVerdict.NO_GROUP, text, command_line("group", "list"))
+    return GroupConclusion(GroupVerdict.NO_GROUP, text, command_line("group", "list"))
 
 
-def _disabled(e: GroupEvidence) -> Conclusion | None:
+def _disabled(e: GroupEvidence) -> GroupConclusion | None:
     brokers = disabled_brokers(e)
     if brokers:
         text = f"Consumption is disabled for the group on {', '.join(brokers)}."
@@ -61,29 +61,31 @@ def _disabled(e: GroupEvidence) -> Conclusion | None:
         command = _again(e)
     else:
         return None
-    return Conclusion(GroupVerdict.CONSUME_DISABLED, text, command)
+    return GroupConclusion(GroupVerdict.CONSUME_DISABLED, text, command)
 
 
-def _no_member(e: GroupEvidence) -> Conclusion | None:
+def _no_member(e: GroupEvidence) -> GroupConclusion | None:
     if e.online is not False:
         return None
     if not any(queue.committed is not None for queue in e.queues):
         text = "No member is connected, and the group has never committed an offset."
-        return Conclusion(GroupVerdict.NEVER_CONSUMED, f"{text} Start a consumer.", _describe(e))
+        return GroupConclusion(
+            GroupVerdict.NEVER_CONSUMED, f"{text} Start a consumer.", _describe(e)
+        )
     lag = total_lag(e.queues)
     waits = "an unknown number of messages" if lag is None else count_text(lag, "message")
     text = (
         f"No member is connected, and {waits} {'waits' if lag == 1 else 'wait'}. Start a consumer."
     )
-    return Conclusion(GroupVerdict.NO_MEMBER, text, _describe(e))
+    return GroupConclusion(GroupVerdict.NO_MEMBER, text, _describe(e))
 
 
-def _differing(e: GroupEvidence) -> Conclusion | None:
+def _differing(e: GroupEvidence) -> GroupConclusion | None:
     if not e.differing:
         return None
     topic, members = next(iter(e.differing.items()))
     shown = ", ".join(f"{who}: {text or 'none'}" for who, text in sorted(members.items()))
-    return Conclusion(
+    return GroupConclusion(
         GroupVerdict.DIFFERENT_SUBSCRIPTIONS,
         f"Members subscribe to {topic} differently ({shown}). All members of a group must have the"
         " same subscriptions: messages are lost for some of them.",
@@ -91,32 +93,32 @@ def _differing(e: GroupEvidence) -> Conclusion | None:
     )
 
 
-def _paused(e: GroupEvidence) -> Conclusion | None:
+def _paused(e: GroupEvidence) -> GroupConclusion | None:
     paused = tuple(queue for _, queue, held in e.held_queues if held.paused)
     if not paused:
         return None
     text = f"The application has paused {named_queues(paused)}: call resume() there."
-    return Conclusion(GroupVerdict.PAUSED, text, _describe(e))
+    return GroupConclusion(GroupVerdict.PAUSED, text, _describe(e))
 
 
-def _blocked(e: GroupEvidence) -> Conclusion | None:
+def _blocked(e: GroupEvidence) -> GroupConclusion | None:
     oldest = oldest_in_work(e)
     if oldest is None or e.now_ms - oldest[0] <= BLOCKED_MS:
         return None
     _, place, how = oldest
     text = f"The message {place} is {how} and not finished; its queue does not advance."
-    return Conclusion(GroupVerdict.BLOCKED, text, command_line("message", "show", place))
+    return GroupConclusion(GroupVerdict.BLOCKED, text, command_line("message", "show", place))
 
 
-def _no_owner(e: GroupEvidence) -> Conclusion | None:
+def _no_owner(e: GroupEvidence) -> GroupConclusion | None:
     free = e.without_owner
     if not e.online or e.broadcast or e.pops or isinstance(free, Unknown) or not free:
         return None
     text = f"No member owns {named_queues(free)}: a rebalance is under way, or members disagree."
-    return Conclusion(GroupVerdict.NO_OWNER, text, _describe(e))
+    return GroupConclusion(GroupVerdict.NO_OWNER, text, _describe(e))
 
 
-def _behind(e: GroupEvidence, behind_ms: int) -> Conclusion | None:
+def _behind(e: GroupEvidence, behind_ms: int) -> GroupConclusion | None:
     queues = (*e.queues, *e.retry_queues)
     age_ms = oldest_ms(queues)
     if age_ms is None or age_ms <= behind_ms:
@@ -128,12 +130,12 @@ def _behind(e: GroupEvidence, behind_ms: int) -> Conclusion | None:
     place = f"{at.topic}/{at.broker_name}/{at.queue_id}@{slowest.committed}"
     text = f"The group is behind: the oldest of {count_text(lag, 'message')} that"
     text += f" {'waits' if lag == 1 else 'wait'} is {duration_text(age_ms)} old."
-    return Conclusion(
+    return GroupConclusion(
         GroupVerdict.BEHIND, text, command_line("explain", "message", place, "--group", e.group)
     )
 
 
-def _unclear(e: GroupEvidence) -> Conclusion | None:
+def _unclear(e: GroupEvidence) -> GroupConclusion | None:
     reasons = [
         *(
             f"{what} not known: {value.reason}"
@@ -152,26 +154,26 @@ def _unclear(e: GroupEvidence) -> Conclusion | None:
     if not reasons:
         return None
     text = f"No problem was found, but the state is not fully known: {reasons[0]}."
-    return Conclusion(GroupVerdict.UNKNOWN, text, _again(e))
+    return GroupConclusion(GroupVerdict.UNKNOWN, text, _again(e))
 
 
-def _dead_letters(e: GroupEvidence) -> Conclusion | None:
+def _dead_letters(e: GroupEvidence) -> GroupConclusion | None:
     if isinstance(e.dead, Unknown) or not e.dead.count:
         return None
     text = f"The group consumes, but has {count_text(e.dead.count, 'dead letter')}."
-    return Conclusion(GroupVerdict.DEAD_LETTERS, text, command_line("dlq", "list", e.group))
+    return GroupConclusion(GroupVerdict.DEAD_LETTERS, text, command_line("dlq", "list", e.group))
 
 
-def _healthy(e: GroupEvidence) -> Conclusion:
+def _healthy(e: GroupEvidence) -> GroupConclusion:
     assert not isinstance(e.members, Unknown)
     count = len(e.members.members)
     if e.broadcast:
         text = f"The group consumes: {count_text(count, 'member')}, broadcasting."
-        return Conclusion(GroupVerdict.HEALTHY, text)
+        return GroupConclusion(GroupVerdict.HEALTHY, text)
     lag = total_lag(e.queues)
     waits = "no message waits" if not lag else f"{count_text(lag, 'message')} not consumed yet"
     text = f"The group consumes: {count_text(count, 'member')}, {waits}."
-    return Conclusion(GroupVerdict.HEALTHY, text)
+    return GroupConclusion(GroupVerdict.HEALTHY, text)
 
 
 def _describe(e: GroupEvidence) -> str:
@@ -185,7 +187,7 @@ def _again(e: GroupEvidence) -> str:
     return command_line("explain", "group", e.group)
 
 
-_RULES: tuple[Callable[[GroupEvidence], Conclusion | None], ...] = (
+_RULES: tuple[Callable[[GroupEvidence], GroupConclusion | None], ...] = (
     _no_group,
     _disabled,
     _no_member,

@@ -11,7 +11,7 @@ from penstock.clock import Clock, finish_within, pause
 from penstock.config.controller_settings import ControllerConfig, etcd_endpoints
 from penstock.errors import EtcdError, EtcdRefused, TlsError
 from penstock.server.controller.etcd.controller_lease import ControllerLease, random_number
-from penstock.server.controller.etcd.etcd_client import Endpoint, EtcdClient
+from penstock.server.controller.etcd.etcd_client import EtcdClient, EtcdEndpoint
 from penstock.server.controller.etcd.etcd_keys import Keys
 from penstock.server.controller.etcd.etcd_store import EtcdStore
 from penstock.server.controller.etcd.etcd_watch import Watch
@@ -100,7 +100,7 @@ class EtcdBackend:
         return None
 
 
-def endpoints(config: ControllerConfig) -> list[Endpoint]:
+def endpoints(config: ControllerConfig) -> list[EtcdEndpoint]:
     """The members of the cluster. Raises TlsError if a file can't be used."""
     found = etcd_endpoints(config.etcd)
     with_tls = bool(config.etcd_ca or config.etcd_certificate)
@@ -108,7 +108,8 @@ def endpoints(config: ControllerConfig) -> list[Endpoint]:
     if with_tls or any(https for *_, https in found):
         context = _context(config)
     return [
-        Endpoint(host, port, context if with_tls or https else None) for host, port, https in found
+        EtcdEndpoint(host, port, context if with_tls or https else None)
+        for host, port, https in found
     ]
 
 

@@ -66,7 +66,7 @@ _FINAL = frozenset({3, 5, 6, 7, 9, 11, 12, 16})
 T = TypeVar("T")
 
 
-class Endpoint(NamedTuple):
+class EtcdEndpoint(NamedTuple):
     """A member of the cluster."""
 
     host: str
@@ -98,7 +98,7 @@ class EtcdClient:
 
     def __init__(
         self,
-        endpoints: Sequence[Endpoint],
+        endpoints: Sequence[EtcdEndpoint],
         *,
         user: str = "",
         password: str = "",
@@ -114,7 +114,7 @@ class EtcdClient:
         self._call_ms = call_ms or CALL_MS
         self._token = ""
         self._authenticating = asyncio.Lock()
-        self._idle: list[tuple[Endpoint, HttpConnection]] = []
+        self._idle: list[tuple[EtcdEndpoint, HttpConnection]] = []
         self._open: set[HttpConnection] = set()
         self._slots = asyncio.Semaphore(CALLS_MAX)
         self.figures = EtcdFigures()
@@ -187,7 +187,7 @@ class EtcdClient:
                 self._present = at
                 return
 
-    def leave(self, endpoint: Endpoint | None = None) -> None:
+    def leave(self, endpoint: EtcdEndpoint | None = None) -> None:
         """Use another member from now on, if `endpoint` is the present one."""
         present = self._endpoints[self._present]
         if endpoint is None or endpoint == present:
@@ -235,7 +235,7 @@ class EtcdClient:
                 pause_ms = min(pause_ms * 2, PAUSE_MS_MAX)
 
     async def _attempt(
-        self, endpoint: Endpoint, path: str, headers: dict[str, str], body: bytes
+        self, endpoint: EtcdEndpoint, path: str, headers: dict[str, str], body: bytes
     ) -> HttpResponse:
         idle = self._idle_connection(endpoint)
         if idle is None:
@@ -252,7 +252,7 @@ class EtcdClient:
 
     async def _post(
         self,
-        endpoint: Endpoint,
+        endpoint: EtcdEndpoint,
         connection: HttpConnection,
         path: str,
         headers: dict[str, str],
@@ -269,7 +269,7 @@ class EtcdClient:
             self._drop(connection)
         return response
 
-    def _idle_connection(self, endpoint: Endpoint) -> HttpConnection | None:
+    def _idle_connection(self, endpoint: EtcdEndpoint) -> HttpConnection | None:
         """The connection to this member that was used last."""
         others = []
         found = None
@@ -284,7 +284,7 @@ class EtcdClient:
         self._idle += others
         return found
 
-    async def _connect(self, endpoint: Endpoint) -> HttpConnection:
+    async def _connect(self, endpoint: EtcdEndpoint) -> HttpConnection:
         work = HttpConnection.open(endpoint.host, endpoint.port, endpoint.ssl)
         try:
             connection = await finish_within(self._clock, CONNECT_MS, work)

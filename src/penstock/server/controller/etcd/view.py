@@ -58,7 +58,7 @@ class LiveValue(msgspec.Struct, frozen=True):
         )
 
 
-class Report(NamedTuple):
+class LivenessReport(NamedTuple):
     """A controller says that a replica is alive."""
 
     value: LiveValue
@@ -74,8 +74,8 @@ class View:
         self._own = own
         self.states: dict[str, tuple[int, BrokerSet]] = {}
         """By broker name, with the revision of the key."""
-        self.own_reports: dict[ReplicaKey, Report] = {}
-        self.reports: dict[ReplicaKey, dict[int, Report]] = {}
+        self.own_reports: dict[ReplicaKey, LivenessReport] = {}
+        self.reports: dict[ReplicaKey, dict[int, LivenessReport]] = {}
         """Those of other controllers, by their numbers."""
         self.gone: asyncio.Queue[ReplicaKey] = asyncio.Queue()
         """Replicas whose last report by another controller was deleted, while the watch was not
@@ -142,7 +142,7 @@ class View:
         for number in (self._own, *self.reports.get(replica, ())):
             self.forget_report(ReportKey(replica, number), revision)
 
-    def _reports_like(self, key: ReportKey) -> dict[int, Report]:
+    def _reports_like(self, key: ReportKey) -> dict[int, LivenessReport]:
         if key.controller == self._own:
             own = self.own_reports.get(key.replica)
             return {} if own is None else {self._own: own}
@@ -159,7 +159,7 @@ class View:
         if key is not None:
             found = self._reports_like(key).get(key.controller)
             if found is None or found.mod_revision < kv.mod_revision:
-                self._take_report(key, Report(live_value(kv), kv.mod_revision))
+                self._take_report(key, LivenessReport(live_value(kv), kv.mod_revision))
         elif kv.key == self._keys.controller(self._own):
             self.tick_revision = max(self.tick_revision, kv.mod_revision)
 
@@ -169,7 +169,7 @@ class View:
         except StoreDamaged as error:  # the others must be served
             log.error("the state of %s in etcd can't be used: %s", name, error)
 
-    def _take_report(self, key: ReportKey, report: Report) -> None:
+    def _take_report(self, key: ReportKey, report: LivenessReport) -> None:
         if key.controller == self._own:
             self.own_reports[key.replica] = report
         else:
