@@ -96,6 +96,7 @@ class Admin(SyncClient[AsyncAdmin]):
     cluster = blocking(AsyncAdmin.cluster)
     replicas = blocking(AsyncAdmin.replicas)
     elections = blocking(AsyncAdmin.elections)
+    election_histories = blocking(AsyncAdmin.election_histories)
     plan_promotion = blocking(AsyncAdmin.plan_promotion)
     promote = blocking(AsyncAdmin.promote)
     broker_runtime_info = blocking(AsyncAdmin.broker_runtime_info)
