@@ -73,8 +73,8 @@ version of RocketMQ adds settings. A name that is probably a misspelt `flushDisk
 `inSyncReplicas`, `minInSyncReplicas`, `allAckInSyncStateSet`, `authenticationEnabled`,
 `authorizationEnabled`, `aclEnable` or `tls.server.mode` is refused.
 
-A file without a single known setting is refused. So is a setting that changes what the broker
-promises and that Penstock does not support, in a file and with `mqadmin updateBrokerConfig`:
+A file without a single known setting is refused. So is a setting that changes the broker's
+guarantees and that Penstock does not support, in a file and with `mqadmin updateBrokerConfig`:
 
 - `inSyncReplicas` above 1 with `brokerRole=ASYNC_MASTER`, for which RocketMQ ignores it: use
   `SYNC_MASTER`.

@@ -102,7 +102,7 @@ def elections(cluster: ClusterOptions, in_cluster: str | None, as_json: bool) ->
 @click.option(
     "--role",
     type=click.Choice(["sync_master", "async_master"]),
-    help="Role of the new master.  [default: that of the present one, else sync_master]",
+    help="Role of the new master.  [default: that of the present one, or sync_master]",
 )
 @click.option(
     "--force", is_flag=True, help="Promote even if no master answers. Make sure that none runs."
@@ -120,9 +120,9 @@ def promote(
     """Make the slave with this ID the master of its broker.
 
     The present master stops accepting messages, waits until the slave has all of them, and becomes
-    the slave with this ID. Producers wait meanwhile. Both keep their roles when they restart.
+    the slave with this ID. Sends fail in the meantime. Both keep their roles when they restart.
 
-    Where controllers elect the master, they are asked to elect this slave. It must be in sync.
+    If controllers elect the master, they elect this slave, which must be in sync.
     """
 
     async def plan() -> "PromotionPlan":

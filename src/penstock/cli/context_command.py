@@ -26,7 +26,7 @@ _HIDDEN = "******"
 def context() -> None:
     """Manage named contexts: the servers and credentials of clusters.
 
-    Commands use the context of --context, else of PENSTOCK_CONTEXT, else the current one. Options
+    Commands use the context of --context, of PENSTOCK_CONTEXT, or the current one. Options
     and environment variables replace its values.
     """
 

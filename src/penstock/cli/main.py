@@ -59,7 +59,7 @@ COMMANDS = {
     ),
     "explain": (
         "penstock.cli.messages.explain_command:explain",
-        "Explain why a message was not consumed, or how a group is.",
+        "Explain why a message was not consumed, or the state of a group.",
     ),
     "export": (
         "penstock.cli.definitions.definitions_command:export_definitions",
@@ -94,7 +94,7 @@ COMMANDS = {
     ),
     "top": (
         "penstock.cli.top.top_command:top",
-        "Show a live screen of brokers, topics and groups.",
+        "Show a live view of brokers, topics and groups.",
     ),
     "topic": ("penstock.cli.topic_command:topic", "Manage topics: list, create, describe, delete."),
     "transaction": (

@@ -19,13 +19,14 @@ count_option = click.option(
     "--count",
     "count_max",
     type=click.IntRange(1),
-    help="Most messages.",
+    help="Maximum number of messages.",
 )
 
 
 def time_options(command: F) -> F:
     """Add --since and --until."""
-    for name, text in (("--until", "Stored up to this time."), ("--since", "Stored since.")):
+    until, since = ("--until", "Stored up to this time."), ("--since", "Stored from this time on.")
+    for name, text in (until, since):
         command = click.option(
             name, callback=to_moment, metavar="TIME", help=f"{text} A time, or an age such as 10m."
         )(command)

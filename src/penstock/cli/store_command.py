@@ -128,7 +128,7 @@ def verify(directory: Path, as_json: bool, limit: int, progress: bool | None, **
 def scrub(
     directory: Path, as_json: bool, rate: float, limit: int, progress: bool | None, **sizes: int
 ) -> int:
-    """Check every record of the CommitLog at a limited rate, also of a running broker.
+    """Check every record of the CommitLog at a limited rate, even of a running broker.
 
     The log of a running broker is checked up to its last checkpoint. The exit code is 0 if the log
     is good, and 2 if it is damaged.

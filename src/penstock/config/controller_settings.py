@@ -61,7 +61,7 @@ class ControllerConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  "or `etcd_certificate` is set.", path=True)
     ] = ""  # fmt: skip
     etcd_certificate: Annotated[
-        str, Doc("The PEM file of the certificate that is shown to etcd, if it asks for one.",
+        str, Doc("The PEM file of the client certificate for etcd.",
                  path=True)
     ] = ""  # fmt: skip
     etcd_key: Annotated[
@@ -74,7 +74,7 @@ class ControllerConfig(Checked, frozen=True, forbid_unknown_fields=True):
                   "do not sign.")
     ] = False  # fmt: skip
     scan_ms: Annotated[
-        int, Doc("How often the controller looks for masters that are dead. A master whose process "
+        int, Doc("How often the controller looks for dead masters. A master whose process "
                  "has ended is replaced at once.",
                  "scanNotActiveBrokerInterval", live=True, least=10)
     ] = 250  # fmt: skip

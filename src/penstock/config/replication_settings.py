@@ -92,8 +92,8 @@ class ReplicationConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  form="only with `haFlowControlEnable=true`")
     ] = 0  # fmt: skip
     lag_bytes_max: Annotated[
-        int, Doc("A slave that is further behind than this does not become in sync. One that is in "
-                 "sync stays it; see `lag_ms_max`.", "haMaxGapNotInSync", least=1)
+        int, Doc("A slave that is further behind than this does not become in sync. One that is "
+                 "already in sync remains in sync; see `lag_ms_max`.", "haMaxGapNotInSync", least=1)
     ] = 256 * _MIB  # fmt: skip
     lag_ms_max: Annotated[
         int, Doc("A slave that has not caught up with the master for this long is not in sync.",
@@ -114,7 +114,7 @@ class ReplicationConfig(Checked, frozen=True, forbid_unknown_fields=True):
     controllers: Annotated[
         str, Doc("The controllers that elect the master among the replicas of this broker, as "
                  "host:port, separated by `;`. They give the broker its role and its id. Empty: "
-                 "`role` and `broker.id` say what the broker is.", "controllerAddr",
+                 "`role` and `broker.id` determine them.", "controllerAddr",
                  form="only with `enableControllerMode=true`", check=check_addresses)
     ] = ""  # fmt: skip
     heartbeat_ms: Annotated[
@@ -122,9 +122,9 @@ class ReplicationConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  "brokerHeartbeatInterval", live=True, least=10)
     ] = 500  # fmt: skip
     heartbeat_timeout_ms: Annotated[
-        int, Doc("With `controllers`: a replica without a heartbeat for this long is dead for the "
-                 "controllers. A master acknowledges no messages when it has not been confirmed "
-                 "for this long.", "controllerHeartBeatTimeoutMills", least=100)
+        int, Doc("With `controllers`: a replica that sends no heartbeat for this long counts as "
+                 "dead. A master acknowledges no messages when it has not been confirmed for this "
+                 "long.", "controllerHeartBeatTimeoutMills", least=100)
     ] = 3_000  # fmt: skip
     election_priority: Annotated[
         int, Doc("With `controllers`: of several replicas with equal logs, that with the smallest "
@@ -141,7 +141,7 @@ class ReplicationConfig(Checked, frozen=True, forbid_unknown_fields=True):
     ] = 40  # fmt: skip
     secret: Annotated[
         str, Doc("A shared secret with which the master and its slaves authenticate each other on "
-                 "the HA port. Apache's brokers can't. Empty: none.", secret=True)
+                 "the HA port. Apache's brokers do not support it. Empty: none.", secret=True)
     ] = ""  # fmt: skip
 
     def controller_addresses(self) -> list[str]:

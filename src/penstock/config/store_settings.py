@@ -135,7 +135,7 @@ class StoreConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  "check its records. 0: no scrub.", live=True, most=10_000)
     ] = 0  # fmt: skip
     scrub_hours: Annotated[
-        int, Doc("Scrub: the time from the begin of one pass over the CommitLog to the next.",
+        int, Doc("Scrub: the time from the start of one pass over the CommitLog to the next.",
                  live=True, least=1, most=I32_MAX)
     ] = 168  # fmt: skip
     retain_hours: Annotated[

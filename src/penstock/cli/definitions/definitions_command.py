@@ -117,7 +117,8 @@ def import_definitions(
 ) -> int:
     """Create or change what FILE defines. FILE is `-` for stdin.
 
-    Prints a plan and asks. Nothing is deleted. A second import of the same file changes nothing.
+    Prints a plan and asks for confirmation. Nothing is deleted. A second import of the same file
+    changes nothing.
     """
     from penstock.cli.definitions.apply_import import apply_items, plan_offsets, read_present
     from penstock.cli.definitions.import_plan import plan_import, read_definitions

@@ -63,13 +63,13 @@ def list_groups(
 @group.command()
 @cluster_options
 @click.argument("name", shell_complete=group_names)
-@click.option("--retries-max", type=_COUNT, help="Retries before a message is a dead letter.")
+@click.option("--retries-max", type=_COUNT, help="Retries before a message becomes a dead letter.")
 @click.option("--retry-queues", type=_COUNT, help="Queues of the retry topic on each broker.")
 @click.option(
     "--orderly/--no-orderly", default=None, help="Consume the messages of a queue in order."
 )
 @click.option(
-    "--enable/--disable", "consume_enabled", default=None, help="Let the group consume at all."
+    "--enable/--disable", "consume_enabled", default=None, help="Allow the group to consume."
 )
 @click.option(
     "--broadcast/--no-broadcast", "broadcast_enabled", default=None, help="Allow broadcasting."
@@ -78,13 +78,13 @@ def list_groups(
     "--from-min/--no-from-min",
     "from_min_enabled",
     default=None,
-    help="Start at the first message where the group has no offset.",
+    help="Start at the first message of a queue if the group has no offset there.",
 )
 @click.option(
     "--notify/--no-notify",
     "notify_enabled",
     default=None,
-    help="Tell members when others join or leave.",
+    help="Notify members when others join or leave.",
 )
 @click.option(
     "--consume-timeout-minutes", type=_COUNT, help="How long consuming a message may take."

@@ -116,7 +116,7 @@ def undo(
 ) -> int:
     """Restore the offsets before the last reset or clone, or those of PLAN.
 
-    An offset whose messages were deleted meanwhile becomes the first one that exists.
+    An offset whose messages were deleted in the meantime becomes the first one that exists.
     """
     from penstock.cli.group.undo_plans import find_undo, read_undos, remove_undo
 

@@ -42,7 +42,7 @@ class Examination:
 def doctor(
     cluster: ClusterOptions, in_cluster: str | None, skip_groups: bool, as_json: bool
 ) -> int:
-    """Look for mistakes in the set-up of a cluster, and say what to do about them.
+    """Look for mistakes in the configuration of a cluster, and say how to correct them.
 
     Finds addresses that clients can't reach, NameServers that disagree, full disks, wrong clocks,
     mixed versions, brokers without a master, topics without write queues, groups whose members

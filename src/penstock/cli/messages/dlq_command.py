@@ -72,7 +72,13 @@ def _selection(command: F) -> F:
         click.option("-t", "--tags", default="*", help='Only with these tags: "a || b".'),
         time_options,
         click.option("-k", "--key", help="Only with this key."),
-        click.option("--id", "ids", multiple=True, metavar="ID", help="This one. Can be repeated."),
+        click.option(
+            "--id",
+            "ids",
+            multiple=True,
+            metavar="ID",
+            help="Only this dead letter. Can be repeated.",
+        ),
     ):
         with_selection = option(with_selection)
     return cast(F, with_selection)

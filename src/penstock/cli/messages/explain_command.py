@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @click.group(no_args_is_help=True)
 def explain() -> None:
-    """Explain why a message was not consumed, or how a group is."""
+    """Explain why a message was not consumed, or the state of a group."""
 
 
 @explain.command()
 @cluster_options
 @click.argument("message_id", metavar="ID")
 @click.option("-g", "--group", required=True, help="The consumer group.")
-@click.option("--topic", help="The topic. Without it, the topics are searched.")
+@click.option("--topic", help="The topic. Without it, all topics are searched.")
 @json_option
 def message(
     cluster: ClusterOptions, message_id: str, group: str, topic: str | None, as_json: bool
@@ -69,7 +69,7 @@ def message(
 )
 @json_option
 def group(cluster: ClusterOptions, name: str, behind: "timedelta", as_json: bool) -> int:
-    """Explain how a group is: members, subscriptions, owners, lag, retries, dead letters.
+    """Explain the state of a group: members, subscriptions, owners, lag, retries, dead letters.
 
     The exit code is 0 if the group is healthy, 3 if it is not, 4 if that is not known.
     """

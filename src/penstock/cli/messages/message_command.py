@@ -41,7 +41,7 @@ filter_options = (
 
 @click.group(no_args_is_help=True)
 def message() -> None:
-    """Find messages, show them, send them again."""
+    """Find messages, show them, and send them again."""
 
 
 @message.command()
@@ -59,7 +59,7 @@ def message() -> None:
     type=click.IntRange(1),
     default=1_000,
     show_default=True,
-    help="Most topics to search if no topic is given.",
+    help="Maximum number of topics to search if no topic is given.",
 )
 @json_option
 def find(
@@ -125,14 +125,14 @@ def find(
 @message.command()
 @cluster_options
 @click.argument("what")
-@click.option("--topic", help="The topic. Without it, the topics are searched.")
+@click.option("--topic", help="The topic. Without it, all topics are searched.")
 @click.option(
     "--body",
     "form",
     type=click.Choice(BODY_FORMATS),
     default="auto",
     show_default=True,
-    help="How to print the body; auto: JSON if it is JSON, text if it is UTF-8, else hex.",
+    help="How to print the body; auto: JSON if it is JSON, text if it is UTF-8, or hex.",
 )
 @json_option
 def show(cluster: ClusterOptions, what: str, topic: str | None, form: str, as_json: bool) -> int:

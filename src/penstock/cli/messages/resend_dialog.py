@@ -27,7 +27,7 @@ def resend_options(command: F) -> F:
         click.option(
             "--rate",
             type=click.FloatRange(0, min_open=True),
-            help="Most messages per second.  [default: no limit]",
+            help="Maximum number of messages per second.  [default: no limit]",
         ),
         click.option("--dry-run", is_flag=True, help="Print the plan and send nothing."),
     ):

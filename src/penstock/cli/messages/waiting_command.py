@@ -62,8 +62,8 @@ def list_scheduled(
 ) -> None:
     """List messages that wait, by delivery time.
 
-    Reads the records of the broker's internal topics. With access control this needs the right Get
-    on these topics and on the topics of the messages.
+    Reads the records of the broker's internal topics. With access control this needs the
+    permission Get on these topics and on the topics of the messages.
     """
 
     async def work() -> "ScheduledMessages":

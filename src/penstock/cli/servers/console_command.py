@@ -18,7 +18,7 @@ from penstock.extras import how_to_install
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on. Other than a loopback address it needs logins.",
+    help="Address to listen on. Any address except a loopback address requires logins.",
 )
 @click.option(
     "--port",
@@ -37,8 +37,8 @@ from penstock.extras import how_to_install
 @click.option(
     "--logins",
     type=click.Choice(["none", "console", "brokers"]),
-    help="Who may log in: nobody has to (none), accounts of the console, or the users of the "
-    "brokers.  [default: none on a loopback address, else console]",
+    help="Logins: none, accounts of the console, or users of the brokers.  [default: none on a "
+    "loopback address, otherwise console]",
 )
 @click.option(
     "--interval",

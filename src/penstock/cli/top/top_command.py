@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.cli.top.screen_snapshot import ScreenSnapshot
 
 
-@click.command(short_help="Show a live screen of brokers, topics and groups.")
+@click.command(short_help="Show a live view of brokers, topics and groups.")
 @cluster_options
 @click.option("-c", "--cluster", "in_cluster", help="Only brokers of this cluster.")
 @click.option(
