@@ -406,7 +406,7 @@ class EtcdError(PenstockError):
 
 
 class EtcdRefused(EtcdError):
-    """etcd has answered that it does not do what a controller asked for. `grpc_code` says why."""
+    """etcd has refused a request of a controller. `grpc_code` says why."""
 
     retry = False
     hint = (

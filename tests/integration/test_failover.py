@@ -347,7 +347,7 @@ def test_a_master_that_its_controllers_do_not_confirm_acknowledges_nothing(
             async with brokers.client(number) as peer:
                 refused = await send(peer, 1)
             assert refused.code == ResponseCode.SYSTEM_BUSY
-            assert "no controller has answered" in (refused.remark or "")
+            assert "no controller has confirmed" in (refused.remark or "")
             await brokers.restart_controller()
             number = await brokers.await_master()
             assert await brokers.send_to(number, 2) == ResponseCode.SUCCESS

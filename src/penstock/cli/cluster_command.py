@@ -143,7 +143,7 @@ def promote(
         before, planned = planned, run(plan())  # the question may have waited for long
         if list(_plan_lines(before)) != list(_plan_lines(planned)):
             raise Refused(
-                "the state of the replicas has changed meanwhile",
+                "the state of the replicas has changed in the meantime",
                 hint="run the command again and look at the new plan",
             )
     problems = run(work(planned))

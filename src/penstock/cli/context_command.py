@@ -50,7 +50,7 @@ def add(name: str, select: bool, **given: Any) -> None:
     from penstock.client.client_options import ClientOptions
 
     if not name or not name.isprintable():
-        raise click.UsageError("the name of a context is a text of printable characters")
+        raise click.UsageError("the name of a context must consist of printable characters")
     if given["access_key"] and given["secret_key"] is None:
         given["secret_key"] = click.prompt("Secret key", hide_input=True, err=True)
     known = read_contexts()

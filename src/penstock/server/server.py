@@ -415,7 +415,11 @@ class Server:
 
     def _clock_stepped(self, step_ms: int) -> None:
         direction = "forward" if step_ms > 0 else "back"
-        log.info("the clock was set %s by %d ms: nobody expires for that", direction, abs(step_ms))
+        log.info(
+            "the clock was set %s by %d ms: no client expires because of that",
+            direction,
+            abs(step_ms),
+        )
         self._timer_ms += step_ms
         self.service.clock_stepped(step_ms)
         self.answer_executor.client_calls.clock_stepped(step_ms)

@@ -100,7 +100,7 @@ class Maintenance:
         step_ms = self.clock.observe(now_ms)
         if step_ms:
             log.warning(
-                "the clock was set %s by %s: messages are not deleted earlier for that",
+                "the clock was set %s by %s: messages are not deleted earlier because of that",
                 "forward" if step_ms > 0 else "back",
                 _hours(abs(step_ms)),
             )

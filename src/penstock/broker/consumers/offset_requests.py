@@ -44,7 +44,7 @@ class OffsetRequests:
             return _offset(offset)
         nothing = QueryNotFound(
             f"the group {group} has no offset on queue {queue_id} of {topic}",
-            hint="the consumer starts by its consumeFromWhere",
+            hint="the consumer starts according to its consumeFromWhere",
         )
         if not command.truth("setZeroIfNotFound", True):
             raise nothing

@@ -142,7 +142,7 @@ class ConsoleProcess:
             print(line.decode(errors="replace").rstrip(), file=sys.stderr, flush=True)
         code = await process.wait()
         if code:
-            log.warning("the web console %s; the servers go on without it", _exit_reason(code))
+            log.warning("the web console %s; the servers continue without it", _exit_reason(code))
 
     async def stop(self) -> None:
         """Send SIGTERM, and SIGKILL if that does not help."""

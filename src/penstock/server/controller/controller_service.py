@@ -105,7 +105,7 @@ class ControllerService:
         await self.server.start(config.controller.host, config.controller.port, Tls.of(config.tls))
         if access is None and not is_loopback(config.controller.host):
             log.warning(
-                "every client that reaches %s:%d may change who is the master: set "
+                "every client that reaches %s:%d may change the master: set "
                 "controller.signed_changes, or protect the port with a firewall",
                 config.controller.host,
                 self.server.port,

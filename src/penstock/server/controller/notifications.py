@@ -62,7 +62,7 @@ class Notifications:
             error = await self._call(address, state)
         if error:
             self.failures += 1
-            log.warning("can't tell %s who is the master of %s: %s", address, state.name, error)
+            log.warning("can't notify %s of the master of %s: %s", address, state.name, error)
 
     async def _call(self, address: str, state: BrokerSet) -> str:
         """The error; empty if the replica has taken the notification."""

@@ -166,7 +166,7 @@ class ControlledBroker:
             try:
                 await work()
             except Exception:
-                log.exception("the contact with the controllers failed; it begins again")
+                log.exception("the communication with the controllers failed and starts again")
             await pause(self._clock, POLL_MS)
 
     def _note_power_failure(self) -> bool:
@@ -200,7 +200,7 @@ class ControlledBroker:
                 warned = False
             except PenstockError as error:
                 if not warned:
-                    log.warning("the controllers do not tell who is the master: %s", error)
+                    log.warning("the controllers do not report a master: %s", error)
                 warned = True
             self._poll_now.clear()
             # Not `wait_for`, which in Python 3.11 loses a cancellation that comes with the event.
@@ -226,7 +226,7 @@ class ControlledBroker:
 
     async def _join_again(self) -> None:
         """The controllers have lost their state, or an operator has deleted this replica."""
-        log.warning("the controllers do not know this replica any more")
+        log.warning("the controllers no longer know this replica")
         await self._membership.register()
 
     async def _elect(self, replica_id: int, *, designate: bool) -> bool:
@@ -273,7 +273,7 @@ class ControlledBroker:
                 {self.replica_id}, action.in_sync_epoch, action.epoch
             )
         except (PenstockError, OSError) as error:
-            log.warning("the outcome of a take-over is not known: %s", error)
+            log.warning("the outcome of a takeover is unknown: %s", error)
         else:
             self._agreed(response, action.epoch)
         finally:
@@ -355,7 +355,7 @@ class ControlledBroker:
         if self._expired or age_ms <= lease_ms or self.role is None or not self.role.leads:
             return
         self._expired = True
-        reason = f"no controller has answered a heartbeat for {age_ms} ms"
+        reason = f"no controller has confirmed a heartbeat for {age_ms} ms"
         log.warning("this master acknowledges no messages: %s", reason)
         self._service.confirmed(reason)
 
@@ -382,7 +382,7 @@ class ControlledBroker:
             if response.code != ResponseCode.SUCCESS and response.code not in REFUSALS:
                 raise Refused(f"{response.remark} (code {response.code})")
         except PenstockError as error:
-            log.warning("the outcome of a change of the in-sync set is not known: %s", error)
+            log.warning("the outcome of a change of the in-sync set is unknown: %s", error)
             self._service.set_answered(number, refused=False)
             self._poll_now.set()
             return
@@ -427,7 +427,7 @@ class ControlledBroker:
                 continue
             if not reported:
                 reported = True
-                log.error("this master can't store messages: another replica is to replace it")
+                log.error("this master can't store messages: another replica must replace it")
             await self.hand_over()
 
     async def hand_over(self) -> bool:
@@ -439,7 +439,7 @@ class ControlledBroker:
         for replica_id in others:
             try:
                 if await self._elect(replica_id, designate=True):
-                    log.info("replica %d is elected in the place of this master", replica_id)
+                    log.info("replica %d is elected instead of this master", replica_id)
                     return True
             except PenstockError as error:
                 log.warning("can't hand over to replica %d: %s", replica_id, error)

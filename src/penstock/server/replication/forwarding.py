@@ -101,7 +101,7 @@ class Forwarding:
             remark=FORWARD_REMARK,
         )
         if self.count == 0:
-            log.info("clients do not know the new master yet: sending their requests on to it")
+            log.info("clients do not know the new master yet: forwarding their requests to it")
         self.count += 1
         return Reply(response.code, response.ext, response.body, response.remark)
 

@@ -246,7 +246,7 @@ class Replication:
         if config.access.authentication and not config.replication.host:
             log.warning(
                 "slaves can't connect: access control is on, and the HA port would show all "
-                "messages to everybody; set replication.secret, or replication.host to an address "
+                "messages to anyone; set replication.secret, or replication.host to an address "
                 "that only slaves reach"
             )
             return False
@@ -344,7 +344,7 @@ class Replication:
             except PenstockError as error:
                 if not warned and not isinstance(error, PeerError):
                     warned = True
-                    log.warning("%s does not tell its HA address: %s", address, error)
+                    log.warning("%s does not report its HA address: %s", address, error)
             await pause(self._clock, FIND_MS)
         self._finding = None
         self._follow_at(address, ha_address)

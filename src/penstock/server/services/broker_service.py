@@ -489,7 +489,7 @@ class BrokerService:
                     await self._await_successor()
                 await self._forward_last(-1 if handed_over else 0)
         except TimeoutError:
-            log.warning("clients still send to this broker, which is not the master any more")
+            log.warning("clients still send to this broker, which is no longer the master")
         finally:
             self._handing_over = False
 

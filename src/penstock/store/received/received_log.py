@@ -201,8 +201,8 @@ class ReceivedLog:
         return ReplicationError(
             f"what the master sent for log offset {self.log.end} is not a valid record: "
             f"{received_problem(self._problem)}",
-            hint="it is asked for again; if that does not help, compare the settings and the logs "
-            "of both, or delete the slave's store so that it begins again",
+            hint="the slave requests it again; if that does not help, compare the settings and the "
+            "logs of both, or delete the slave's store so that it begins again",
         )
 
     def _roll(self) -> None:

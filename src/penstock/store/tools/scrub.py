@@ -131,7 +131,7 @@ class BackgroundScrub:
         self._scrub = None
         self.passes += 1
         log.info(
-            "scrubbed %s: %d records, %d damaged places",
+            "scrubbed %s: %d records, %d damaged ranges",
             self.root,
             scrub.scan.records,
             scrub.totals.damage,

@@ -133,4 +133,4 @@ def test_heartbeats_go_on_after_a_fault(
         await contact.close()
 
     asyncio.run(body())
-    assert caplog.text.count("it begins again") == 2
+    assert caplog.text.count("failed and starts again") == 2

@@ -78,7 +78,7 @@ class Completion:
             await self._send_back(message, retry.delay_level)
         except PenstockError as error:
             log.error(
-                "%s: no broker takes message %s back, it is handled here again in %d s: %s",
+                "%s: no broker accepts message %s for a retry; handling it here again in %d s: %s",
                 self._group,
                 message.message_id,
                 LOCAL_RETRY_MS // 1000,

@@ -78,7 +78,7 @@ class SendBack:
             await self._send_back(message, delay_level)
         except PenstockError as error:
             log.warning(
-                "%s: broker %s does not take message %s back, sending a copy: %s",
+                "%s: broker %s does not accept message %s for a retry; sending a copy: %s",
                 self._group,
                 message.broker_name,
                 message.message_id,

@@ -66,7 +66,7 @@ class ControllerLease:
             try:
                 await self._client.call("/v3/lease/revoke", {"ID": str(lease)}, PutAnswer)
             except EtcdError as error:
-                log.info("this controller is listed in etcd for %d s: %s", TTL_S, error)
+                log.info("this controller stays listed in etcd for %d s: %s", TTL_S, error)
 
     async def _granted(self) -> int:
         lease = random_number()
