@@ -70,6 +70,7 @@ from penstock.controller.broker_set import HISTORY_MAX
 from penstock.controller.broker_set import REPLICAS_MAX as CONTROLLER_REPLICAS_MAX
 from penstock.controller.controller import NAME_CHARACTERS_MAX, NAMES_MAX
 from penstock.nameserver.kv_config import KEY_CHARS_MAX, TOTAL_CHARS_MAX, VALUE_CHARS_MAX
+from penstock.replication.agreed_replicas import ABSENT_MS
 from penstock.server.answer_executor import (
     SUSPENDED_MAX,
     SUSPENDED_PER_CLIENT_MAX,
@@ -84,6 +85,7 @@ from penstock.server.controller.living_replicas import REPLICAS_MAX as HEARD_REP
 from penstock.server.group_notifications import AT_ONCE_MAX, PAUSE_MS
 from penstock.server.listener import FIRST_BYTE_MS, HANDSHAKE_SECONDS, REFRESH_MS, WAITING_MAX
 from penstock.server.memory_limit import REPORT_MS, SOFT_SHARE
+from penstock.server.replication.master_service import JOIN_MS
 from penstock.server.server import SLOW_READ_MS
 from penstock.store.commitlog import STEP_BYTES_MAX
 from penstock.store.consumequeue.consumequeue import ALLOCATE_BYTES, BLOCK_BYTES
@@ -125,6 +127,15 @@ CONTROLLER_ROWS: list[Row] = [
     ("controller.md", "lease of {} s", (CONTROLLER_TTL_S,)),
     ("controller.md", "For {} s it presumes", (whole(GRACE_MS, SECOND_MS),)),
     ("controller.md", "writes one small key every {} s", (whole(TICK_MS, SECOND_MS),)),
+    ("controller.md", "A controller that has not reached etcd for {} s", (CONTROLLER_TTL_S,)),
+    ("failover.md", "does the same for its first {} s", (whole(JOIN_MS, SECOND_MS),)),
+    ("failover.md", "For its first {} s, a new master", (whole(JOIN_MS, SECOND_MS),)),
+    ("failover.md", "about a second if its process has ended, up to `lag_ms_max` ({} s)",
+     (whole(DEFAULTS.replication.lag_ms_max, SECOND_MS),)),
+    ("failover.md", "FLUSH_SLAVE_TIMEOUT after `slave_timeout_ms` ({} s)",
+     (whole(DEFAULTS.replication.slave_timeout_ms, SECOND_MS),)),
+    ("failover.md", "every {} ms (`heartbeat_ms`)", (DEFAULTS.replication.heartbeat_ms,)),
+    ("failover.md", "A controller that has not reached etcd for {} s", (CONTROLLER_TTL_S,)),
     ("metrics.md", "if etcd has not answered for {} s", (whole(SILENT_MS, SECOND_MS),)),
 ]  # fmt: skip
 
@@ -292,6 +303,7 @@ def test_numbers_in_the_docs_equal_those_of_the_code(
 
 
 def test_numbers_written_as_words_equal_those_of_the_code() -> None:
+    assert ABSENT_MS == SECOND_MS, "docs/failover.md: about a second if its process has ended"
     assert DELAY_S == 0.5, "docs/running.md: restarted first after half a second"
     assert SOFT_SHARE == 0.75, "docs/broker.md: three quarters of memory_bytes_max"
     assert RECONNECT_MS == MINUTE_MS, "docs/transactions.md: at least one minute to reconnect"
