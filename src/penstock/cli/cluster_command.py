@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from penstock.cli.confirm import confirm, yes_option
+from penstock.cli.confirmation.confirm import confirm, yes_option
 from penstock.cli.remote import (
     ClusterOptions,
     cluster_options,

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.confirm import confirm, yes_option
+from penstock.cli.confirmation.confirm import confirm, yes_option
 from penstock.cli.contexts.context_file import (
     FLAGS,
     SECRETS,

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.confirm import confirm, yes_option
+from penstock.cli.confirmation import setting_changes
+from penstock.cli.confirmation.confirm import confirm, yes_option
 from penstock.cli.name_completion import topic_names
 from penstock.cli.remote import (
     ClusterOptions,
@@ -95,6 +96,7 @@ def list_topics(
     metavar="NAME",
     help="Only on this broker. Can be repeated.",
 )
+@setting_changes.yes_option
 @json_option
 def create(
     cluster: ClusterOptions,
@@ -108,6 +110,7 @@ def create(
     order: bool | None,
     in_cluster: str | None,
     brokers: tuple[str, ...],
+    yes: bool,
     as_json: bool,
 ) -> None:
     """Create the topic NAME. If it exists, change the given settings."""
@@ -132,6 +135,22 @@ def create(
                 brokers=brokers,
             )
 
+    async def plan() -> list[str]:
+        wanted = {
+            "read_queues": queues if read_queues is None else read_queues,
+            "write_queues": queues if write_queues is None else write_queues,
+            "perm_text": perm,
+            "message_type": message_type,
+            "order": order,
+        }
+        given = {setting: value for setting, value in wanted.items() if value is not None}
+        async with cluster.admin() as admin:
+            return await setting_changes.topic_changes(
+                admin, name, given, cluster=in_cluster, brokers=brokers
+            )
+
+    if not yes and setting_changes.somebody_is_there():
+        setting_changes.confirm_changes(f"topic {name}", run(plan()))
     info = run(work())
     if as_json:
         print_json(_topic_json(info))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.access.acl_command import print_rules
-from penstock.cli.confirm import confirm, yes_option
+from penstock.cli.confirmation.confirm import confirm, yes_option
 from penstock.cli.remote import BrokerOptions, broker_options, json_option, print_json, print_table
 
 if TYPE_CHECKING:

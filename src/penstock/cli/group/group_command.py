@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.confirm import confirm, yes_option
+from penstock.cli.confirmation import setting_changes
+from penstock.cli.confirmation.confirm import confirm, yes_option
 from penstock.cli.group import group_text
 from penstock.cli.group.group_reset import clone, reset, undo
 from penstock.cli.name_completion import group_names, topic_names
@@ -102,12 +103,14 @@ def list_groups(
     metavar="NAME",
     help="Only on this broker. Can be repeated.",
 )
+@setting_changes.yes_option
 @json_option
 def create(
     cluster: ClusterOptions,
     name: str,
     in_cluster: str | None,
     brokers: tuple[str, ...],
+    yes: bool,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -118,6 +121,15 @@ def create(
         async with cluster.admin() as admin:
             return await admin.create_group(name, cluster=in_cluster, brokers=brokers, **changes)
 
+    async def plan() -> list[str]:
+        async with cluster.admin() as admin:
+            groups = {one.name: one for one in await admin.groups(system=True)}
+            return await setting_changes.group_changes(
+                admin, groups.get(name), changes, cluster=in_cluster, brokers=brokers
+            )
+
+    if not yes and setting_changes.somebody_is_there():
+        setting_changes.confirm_changes(f"group {name}", run(plan()))
     info = run(work())
     if as_json:
         print_json(group_text.group_json(info))

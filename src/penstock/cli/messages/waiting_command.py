@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from penstock.cli.confirm import confirm, yes_option
+from penstock.cli.confirmation.confirm import confirm, yes_option
 from penstock.cli.name_completion import topic_names
 from penstock.cli.remote import (
     ClusterOptions,

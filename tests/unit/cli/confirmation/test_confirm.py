@@ -5,7 +5,7 @@ import io
 import click
 import pytest
 
-from penstock.cli.confirm import confirm
+from penstock.cli.confirmation.confirm import confirm
 
 
 def test_yes_does_not_ask(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,1 @@
+"""The plan of a change and the question before it."""
