@@ -21,13 +21,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from penstock.console.api import load_endpoints
-from penstock.console.api.session_api import COOKIE, session_json
+from penstock.console.api.session_api import session_json
 from penstock.console.console_context import ANYBODY, Console
-from penstock.console.console_settings import is_loopback
+from penstock.console.console_settings import ConsoleSettings, is_loopback
 from penstock.console.endpoints import (
     BODY_BYTES_MAX,
+    COOKIE,
     ApiCall,
     ApiError,
     Endpoint,
@@ -94,11 +96,18 @@ def create_app(console: Console) -> Starlette:
         Route("/favicon.ico", files.icon),
         Route("/{path:path}", files.page),
     ]
-    return Starlette(
-        routes=routes,
-        lifespan=lifespan,
-        middleware=[Middleware(SecurityHeaders), Middleware(HostCheck, host=console.settings.host)],
-    )
+    return Starlette(routes=routes, lifespan=lifespan, middleware=_middleware(console.settings))
+
+
+def _middleware(settings: ConsoleSettings) -> list[Middleware]:
+    found = [Middleware(SecurityHeaders)]
+    if settings.trusted_proxies:
+        # It is starlette's kind of middleware; only the types of the two packages differ.
+        proxies: Any = ProxyHeadersMiddleware
+        return [*found, Middleware(proxies, trusted_hosts=list(settings.trusted_proxies))]
+    if is_loopback(settings.host):
+        found.append(Middleware(HostCheck))
+    return found
 
 
 async def _no_endpoint(request: Request) -> Response:
@@ -231,7 +240,11 @@ def _check_origin(request: Request) -> None:
     origin = request.headers.get("origin")
     own = f"{request.url.scheme}://{request.headers.get('host', '')}"
     if site not in ("same-origin", "none") or (origin is not None and origin != own):
-        raise ApiError(403, "the request comes from another site")
+        raise ApiError(
+            403,
+            "the request comes from another site",
+            "if a proxy serves the console, name it with --trusted-proxy and let it forward Host",
+        )
 
 
 async def _body(request: Request) -> dict[str, Any]:
@@ -259,7 +272,7 @@ async def _audit(call: ApiCall, one: Endpoint, status: int) -> None:
         AuditEntry(
             at_ms=call.console.now_ms(),
             user=call.login.name,
-            address=call.request.client.host if call.request.client else "",
+            address=call.address,
             action=f"{one.method} {one.path}",
             target=json.dumps(call.request.path_params, ensure_ascii=False)
             if call.request.path_params
@@ -295,12 +308,11 @@ class SecurityHeaders:
 class HostCheck:
     """Refuses requests for other host names while the console listens on a loopback address."""
 
-    def __init__(self, app: ASGIApp, host: str) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._is_needed = is_loopback(host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._is_needed:
+        if scope["type"] == "http":
             host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
             name = host.rpartition("]")[0].lstrip("[") if "]" in host else host.partition(":")[0]
             if not is_loopback(name):

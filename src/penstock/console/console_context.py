@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from penstock.client.admin.async_admin import AsyncAdmin
@@ -16,8 +18,10 @@ from penstock.console.security.audit import AuditLog
 from penstock.console.security.broker_logins import BrokerLogins, ClientFor
 from penstock.console.security.database import Database
 from penstock.console.security.login_limit import LoginLimit
-from penstock.console.security.sessions import Sessions
+from penstock.console.security.sessions import LoginSession, Sessions
 
+EXPIRY_S = 60.0
+"""How often sessions that have expired are removed."""
 ANYBODY = Login("local", Role.ADMIN)
 """The user of a console without logins: whoever has access to this machine."""
 
@@ -38,6 +42,9 @@ class Console:
     sessions: Sessions = field(default_factory=Sessions)
     limit: LoginLimit = field(default_factory=LoginLimit)
 
+    expiry: asyncio.Task[None] | None = None
+    """Ends the sessions that have expired."""
+
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     """The token of a console without logins."""
 
@@ -51,15 +58,34 @@ class Console:
     async def start(self) -> None:
         await self.admin.start()
         await self.watch.start()
+        self.expiry = asyncio.create_task(self._expire())
 
     async def close(self) -> None:
+        if self.expiry is not None:
+            self.expiry.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.expiry
         await self.watch.close()
         await self.jobs.close()
-        for session in self.sessions.all():
-            if session.login.admin is not None:
-                await session.login.admin.close()
+        await close_clients(self.sessions.end_all())
         await self.admin.close()
         self.database.close()
+
+    async def end_expired_sessions(self) -> None:
+        """Remove the sessions that have expired, with their clients."""
+        await close_clients(self.sessions.end_expired(self.now_ms()))
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRY_S)
+            await self.end_expired_sessions()
+
+
+async def close_clients(ended: Iterable[LoginSession]) -> None:
+    """Close the clients of sessions that have ended."""
+    for session in ended:
+        if session.login.admin is not None:
+            await session.login.admin.close()
 
 
 def create_console(

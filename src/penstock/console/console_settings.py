@@ -38,6 +38,8 @@ class ConsoleSettings:
     """RocketMQ's names of the settings that a Penstock broker of this release changes at once."""
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or networks of proxies, which tell the client's address and scheme."""
 
     def __post_init__(self) -> None:
         if self.logins is Logins.NONE and not is_loopback(self.host):
@@ -49,16 +51,37 @@ class ConsoleSettings:
             raise BadSetting(
                 "--tls-cert and --tls-key must be given together", hint="give both or neither"
             )
+        for proxy in self.trusted_proxies:
+            _check_network(proxy)
+        if self.trusted_proxies and self.logins is Logins.NONE:
+            raise BadSetting(
+                "a console behind a proxy needs logins",
+                hint="use --logins console or --logins brokers, or omit --trusted-proxy",
+            )
 
     @property
     def uses_tls(self) -> bool:
         return self.tls_certificate is not None
+
+    @property
+    def is_readable_on_the_network(self) -> bool:
+        """Whether passwords and cookies cross a network in plain text."""
+        return not (self.uses_tls or is_loopback(self.host) or self.trusted_proxies)
 
     def url(self, port: int) -> str:
         """The address of the console in a browser on this machine."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
         shown = f"[{host}]" if ":" in host else host
         return f"{'https' if self.uses_tls else 'http'}://{shown}:{port}/"
+
+
+def _check_network(text: str) -> None:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError as error:
+        raise BadSetting(
+            f"--trusted-proxy: {error}", hint="give an address or a network, such as 10.0.0.0/8"
+        ) from None
 
 
 def is_loopback(host: str) -> bool:

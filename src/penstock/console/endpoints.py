@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Handler = Callable[["ApiCall"], Awaitable[Any]]
 
+COOKIE = "penstock_console"
 BODY_BYTES_MAX = 8 << 20
 _STATUS: Final = (
     (NoPermission, 403),
@@ -71,6 +72,17 @@ class ApiCall:
     def admin(self) -> AsyncAdmin:
         """The client for requests of this user."""
         return self.login.admin or self.console.admin
+
+    @property
+    def address(self) -> str:
+        """The address of the client; that of a trusted proxy's client, if one is configured."""
+        return self.request.client.host[:64] if self.request.client else ""
+
+    def is_allowed(self) -> bool:
+        """Whether the user is still logged in, for answers that take long."""
+        console = self.console
+        token = self.request.cookies.get(COOKIE)
+        return not console.needs_login or console.sessions.has(token, console.now_ms())
 
     def path(self, name: str) -> str:
         """A part of the path."""

@@ -1,8 +1,10 @@
 """Runs a console until SIGTERM or SIGINT."""
 
 import asyncio
+import logging
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
@@ -14,6 +16,9 @@ from penstock.console.console_context import create_console
 from penstock.console.console_settings import ConsoleSettings, Logins
 from penstock.console.security.accounts import FIRST_ACCOUNT
 from penstock.console.security.broker_logins import ClientFor
+from penstock.errors import BadSetting
+
+log = logging.getLogger(__name__)
 
 BACKLOG = 128
 CLOSE_S = 1
@@ -27,6 +32,7 @@ async def serve(
     say: Callable[[str], None],
 ) -> None:
     """Listen, print the address and, once, the first password, and answer requests."""
+    _check_certificate(settings)
     listener = _listen(settings)
     port = listener.getsockname()[1]
     console = create_console(settings, client, client_for)
@@ -37,7 +43,7 @@ async def serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,
+        proxy_headers=False,  # the application does it
         timeout_graceful_shutdown=CLOSE_S,
         ssl_certfile=str(settings.tls_certificate) if settings.tls_certificate else None,
         ssl_keyfile=str(settings.tls_key) if settings.tls_key else None,
@@ -53,6 +59,12 @@ async def serve(
                 f"penstock console: the first account is {FIRST_ACCOUNT} with the password "
                 f"{password} (it is not shown again)"
             )
+    if settings.is_readable_on_the_network:
+        log.warning(
+            "the console on %s has no TLS: passwords and cookies are sent in plain text, and the "
+            "cookies are not Secure; use --tls-cert and --tls-key, or a proxy with TLS",
+            settings.host,
+        )
     say(f"penstock console is up: {settings.url(port)}")
     await server.serve(sockets=[listener])
 
@@ -66,6 +78,22 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
+
+
+def _check_certificate(settings: ConsoleSettings) -> None:
+    if settings.tls_certificate is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # Without a password callback OpenSSL would prompt on the terminal.
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key, lambda: "")
+    except OSError as error:  # TLS errors are OSErrors too
+        raise BadSetting(
+            f"can't use --tls-cert {settings.tls_certificate} and --tls-key {settings.tls_key}: "
+            f"{error.strerror or error}",
+            hint="both are PEM files; the key belongs to the first certificate and is not "
+            "encrypted",
+        ) from None
 
 
 def _listen(settings: ConsoleSettings) -> socket.socket:

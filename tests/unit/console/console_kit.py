@@ -53,6 +53,7 @@ class FakeAdmin:
             without_namespace=lambda name: name,
         )
         self.now_ms = NOW_MS
+        self.closed = 0
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.answers: dict[str, Any] = {}
 
@@ -63,7 +64,7 @@ class FakeAdmin:
         pass
 
     async def close(self) -> None:
-        pass
+        self.closed += 1
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -134,6 +135,12 @@ class TestedConsole:
         self.client = httpx.AsyncClient(transport=transport, base_url=f"http://{host}:8080")
         self._runner = asyncio.Runner()
         self.csrf = ""
+
+    def come_from(self, address: str) -> None:
+        """Later requests come from this address, without the cookie of earlier ones."""
+        self.run(self.client.aclose())
+        transport = httpx.ASGITransport(create_app(self.console), client=(address, 50_000))
+        self.client = httpx.AsyncClient(transport=transport, base_url=self.client.base_url)
 
     def __enter__(self) -> TestedConsole:
         self.csrf = self.get("/session").json()["csrf"] or ""

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.console.console_settings import ConsoleSettings, Logins
+from penstock.console.security import sessions as sessions_module
 from penstock.console.security.accounts import Login, Role
+from penstock.console.security.sessions import IDLE_MS, Sessions
 from penstock.errors import BadSetting
-from tests.unit.console.console_kit import TestedConsole
+from tests.unit.console.console_kit import FakeAdmin, TestedConsole
 
 PASSWORD = "correct horse battery"
 
@@ -174,6 +177,70 @@ def test_failed_logins_are_limited_and_audited(guarded: TestedConsole) -> None:
     assert log_in(guarded, "ann") == 200
     rows = guarded.get("/audit").json()["rows"]
     assert [row["status"] for row in rows] == [200, 429, 429] + [401] * 5
+
+
+@pytest.mark.slow  # passwords are hashed slowly on purpose
+def test_a_stranger_elsewhere_can_not_lock_a_user_out(guarded: TestedConsole) -> None:
+    add_account(guarded, "ann", Role.ADMIN)
+    guarded.come_from("203.0.113.7")
+    assert [log_in(guarded, "ann", "wrong") for _ in range(6)] == [401] * 5 + [429]
+    guarded.come_from("203.0.113.8")
+    assert log_in(guarded, "ann") == 200
+    assert guarded.get("/audit").json()["rows"][0]["address"] == "203.0.113.8"
+
+
+def test_only_a_trusted_proxy_tells_the_address_and_the_scheme(tmp_path: Path) -> None:
+    settings = {"logins": Logins.CONSOLE, "trusted_proxies": ("10.0.0.0/24",)}
+    with TestedConsole(tmp_path, **settings) as console:
+        add_account(console, "ann", Role.ADMIN)
+        forwarded = {
+            "x_forwarded_for": "203.0.113.7",
+            "x_forwarded_proto": "https",
+            "host": "console.example",
+        }
+        body = {"name": "ann", "password": PASSWORD}
+        console.come_from("192.0.2.1")
+        direct = console.send("POST", "/login", body, **forwarded)
+        assert "secure" not in direct.headers["set-cookie"].lower()
+        console.come_from("10.0.0.5")
+        own = {**forwarded, "origin": "https://console.example"}
+        through = console.send("POST", "/login", body, **own)
+        assert through.status_code == 200
+        assert "secure" in through.headers["set-cookie"].lower()
+        seen = [row[0] for row in console.run(addresses(console))]
+        assert seen == ["192.0.2.1", "203.0.113.7"]
+
+
+async def addresses(console: TestedConsole) -> list[tuple[str]]:
+    return await console.console.database.rows("select address from audit order by id")
+
+
+def test_a_proxy_is_trusted_only_with_logins_and_by_its_address(tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match="needs logins"):
+        ConsoleSettings(data=tmp_path, trusted_proxies=("127.0.0.1",))
+    with pytest.raises(BadSetting, match="--trusted-proxy"):
+        ConsoleSettings(data=tmp_path, logins=Logins.CONSOLE, trusted_proxies=("proxy.example",))
+
+
+def test_the_clients_of_expired_logins_are_closed(guarded: TestedConsole) -> None:
+    sessions, now_ms = guarded.console.sessions, guarded.admin.now_ms
+    admin: Any = FakeAdmin()
+    old, _ = sessions.create(Login("bob", Role.VIEW, admin), now_ms - IDLE_MS - 1)
+    young, _ = sessions.create(Login("eve", Role.VIEW, admin), now_ms)
+    assert sessions.find(old, now_ms) is None
+    guarded.run(guarded.console.end_expired_sessions())
+    assert admin.closed == 1
+    assert sessions.find(young, now_ms) is not None
+
+
+def test_the_least_used_session_ends_when_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions_module, "SESSIONS_MAX", 2)
+    sessions = Sessions()
+    tokens = [sessions.create(Login(f"user-{n}", Role.VIEW), n)[0] for n in range(3)]
+    assert sessions.find(tokens[0], 10) is not None
+    assert [one.login.name for one in sessions.end_expired(10)] == ["user-1"]
 
 
 def test_logging_out_ends_the_session(guarded: TestedConsole) -> None:

@@ -62,6 +62,14 @@ from penstock.extras import how_to_install
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="PEM file of the key of the certificate.",
 )
+@click.option(
+    "--trusted-proxy",
+    "trusted_proxies",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Address or network of a proxy whose X-Forwarded-For and X-Forwarded-Proto are used. "
+    "Repeatable.",
+)
 @click.option("--supervised", type=int, hidden=True)
 @startup.log_option
 def console(
@@ -74,6 +82,7 @@ def console(
     pipelines: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
+    trusted_proxies: tuple[str, ...],
     supervised: int | None,
     log_form: str,
 ) -> int:
@@ -103,6 +112,7 @@ def console(
         live_settings=_live_settings(),
         tls_certificate=tls_cert,
         tls_key=tls_key,
+        trusted_proxies=trusted_proxies,
     )
     keywords = cluster.keywords()
 

@@ -1,6 +1,8 @@
 """Users and access lists of the brokers."""
 
 from penstock.console import broker_access
+from penstock.console.console_context import close_clients
+from penstock.console.console_settings import Logins
 from penstock.console.endpoints import ApiCall, endpoint
 from penstock.console.security.accounts import Role
 from penstock.errors import InvalidParameter, PenstockError
@@ -26,7 +28,7 @@ async def access(call: ApiCall) -> object:
     body={"password": "new password; needed for a new user", "super": "whether it is a super user"},
 )
 async def put_user(call: ApiCall) -> object:
-    """Create a user on all brokers, or change it."""
+    """Create a user on all brokers, or change it. Ends its sessions."""
     name = call.path("name")
     known = any(user["name"] == name for user in await broker_access.list_users(call.admin))
     password = call.given("password", str, "") or None
@@ -34,13 +36,15 @@ async def put_user(call: ApiCall) -> object:
         raise InvalidParameter("a new user needs a password")
     is_super = call.given("super", bool) if "super" in call.body else None
     await broker_access.put_user(call.admin, name, password, is_super=is_super, exists=known)
+    await _end_sessions(call, name)
     return {"name": name, "created": not known}
 
 
 @endpoint("DELETE", "/access/users/{name}", Role.ADMIN)
 async def delete_user(call: ApiCall) -> object:
-    """Delete a user and its rules from all brokers."""
+    """Delete a user and its rules from all brokers. Ends its sessions."""
     await broker_access.delete_user(call.admin, call.path("name"))
+    await _end_sessions(call, call.path("name"))
     return {"deleted": call.path("name")}
 
 
@@ -78,3 +82,9 @@ async def delete_rule(call: ApiCall) -> object:
     """Delete the rule of a user for a resource."""
     await broker_access.delete_rule(call.admin, call.path("name"), call.given("resource", str))
     return {"user": call.path("name")}
+
+
+async def _end_sessions(call: ApiCall, name: str) -> None:
+    """A user of the brokers whose password, type or existence has changed logs in again."""
+    if call.console.settings.logins is Logins.BROKERS:
+        await close_clients(call.console.sessions.end_all_of(name))

@@ -2,14 +2,12 @@
 
 from starlette.requests import Request
 
-from penstock.console.console_context import ANYBODY, Console
+from penstock.console.console_context import ANYBODY, Console, close_clients
 from penstock.console.console_settings import Logins
-from penstock.console.endpoints import ApiCall, ApiError, endpoint, json_response
+from penstock.console.endpoints import COOKIE, ApiCall, ApiError, endpoint, json_response
 from penstock.console.security.accounts import Role, role_of
 from penstock.console.security.audit import AuditEntry
 from penstock.version import VERSION
-
-COOKIE = "penstock_console"
 
 
 @endpoint("GET", "/session", open=True)
@@ -43,34 +41,32 @@ async def log_in(call: ApiCall) -> object:
     if not console.needs_login:
         raise ApiError(409, "this console has no logins")
     name, password = call.given("name", str), call.given("password", str)
-    address = _address(call.request)
-    keys = (f"address {address}", f"user {name}")
     now_ms = console.now_ms()
-    wait_ms = console.limit.wait_ms(keys, now_ms)
+    wait_ms = console.limit.wait_ms(call.address, name, now_ms)
     if wait_ms:
         await _record(call, name, 429)
         raise ApiError(429, "too many failed logins", f"try again in {-(-wait_ms // 1000)} s")
-    console.limit.failed(keys, now_ms)  # also counts attempts that run at the same time
+    console.limit.failed(
+        call.address, name, now_ms
+    )  # also counts attempts that run at the same time
     login = await console.logins.log_in(name, password)
     if login is None:
         await _record(call, name, 401)
         raise ApiError(401, "the name or the password is wrong")
-    console.limit.succeeded(keys)
+    console.limit.succeeded(call.address, name)
     await _record(call, name, 200)
+    await console.end_expired_sessions()
     token, found = console.sessions.create(login, now_ms)
     response = json_response({"user": login.name, "role": login.role.text, "csrf": found.csrf})
-    response.set_cookie(
-        COOKIE, token, httponly=True, samesite="strict", secure=console.settings.uses_tls, path="/"
-    )
+    secure = call.request.url.scheme == "https"  # a trusted proxy may have TLS instead
+    response.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=secure, path="/")
     return response
 
 
 @endpoint("POST", "/logout")
 async def log_out(call: ApiCall) -> object:
     """End the session."""
-    ended = call.console.sessions.end(call.request.cookies.get(COOKIE))
-    if ended is not None and ended.login.admin is not None:
-        await ended.login.admin.close()
+    await close_clients(call.console.sessions.end(call.request.cookies.get(COOKIE)))
     response = json_response({"user": None})
     response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
     return response
@@ -101,7 +97,7 @@ async def put_account(call: ApiCall) -> object:
     if password or not known:
         await accounts.put(name, role, password, call.console.now_ms())
     if name != call.login.name:
-        call.console.sessions.end_all_of(name)
+        await close_clients(call.console.sessions.end_all_of(name))
     return {"name": name, "role": role.text}
 
 
@@ -111,7 +107,7 @@ async def delete_account(call: ApiCall) -> object:
     _need_accounts(call)
     name = call.path("name")
     await call.console.accounts.delete(name)
-    call.console.sessions.end_all_of(name)
+    await close_clients(call.console.sessions.end_all_of(name))
     return {"deleted": name}
 
 
@@ -139,14 +135,10 @@ async def _record(call: ApiCall, name: str, status: int) -> None:
         AuditEntry(
             at_ms=call.console.now_ms(),
             user=name[:64],
-            address=_address(call.request),
+            address=call.address,
             action="log in",
             target="",
             detail="",
             status=status,
         )
     )
-
-
-def _address(request: Request) -> str:
-    return request.client.host if request.client else ""

@@ -29,7 +29,7 @@ async def tail(call: ApiCall) -> object:
     """New messages as they arrive (text/event-stream).
 
     An event `messages` has `rows` and `left_out`, the number of messages that were too many to
-    show. An event `problem` ends the stream.
+    show. An event `problem` ends the stream. It also ends with the session.
     """
     wanted = parse_search(call.text("q"), call.console.now_ms())
     topic = wanted.topic or call.text("topic")
@@ -50,7 +50,7 @@ async def _events(call: ApiCall, topic: str, wanted: SearchText) -> AsyncIterato
     yield _event("ready", {"topic": topic})
     said = loop.time()
     try:
-        while True:
+        while call.is_allowed():
             rows: list[dict[str, object]] = []
             left_out = 0
             problem: PenstockError | None = None

@@ -1,6 +1,7 @@
 """Sessions in memory: they end when the console restarts.
 
-The cookie holds a random token; the console keeps only its hash.
+The cookie holds a random token; the console keeps only its hash. Whatever ends sessions returns
+them, because a session of a user of the brokers has a client that must be closed.
 """
 
 import hashlib
@@ -33,10 +34,6 @@ class Sessions:
 
     def create(self, login: Login, now_ms: int) -> tuple[str, LoginSession]:
         """A new session and the token for its cookie."""
-        for key in [k for k, s in self._sessions.items() if _has_expired(s, now_ms)]:
-            self._sessions.pop(key)
-        while len(self._sessions) >= SESSIONS_MAX:
-            self._sessions.pop(next(iter(self._sessions)))
         token = secrets.token_urlsafe(32)
         session = LoginSession(login, now_ms, now_ms)
         self._sessions[_key(token)] = session
@@ -47,25 +44,41 @@ class Sessions:
         if not token:
             return None
         session = self._sessions.get(_key(token))
-        if session is None:
-            return None
-        if _has_expired(session, now_ms):
-            self._sessions.pop(_key(token))
+        if session is None or _has_expired(session, now_ms):
             return None
         session.used_ms = now_ms
         return session
 
-    def end(self, token: str | None) -> LoginSession | None:
-        """Remove the session with this token."""
-        return self._sessions.pop(_key(token), None) if token else None
+    def has(self, token: str | None, now_ms: int) -> bool:
+        """Whether there is a session with this token. Asking does not count as use."""
+        session = self._sessions.get(_key(token or ""))
+        return session is not None and not _has_expired(session, now_ms)
+
+    def end(self, token: str | None) -> list[LoginSession]:
+        """Remove the session with this token, if there is one."""
+        return self._remove([_key(token or "")])
+
+    def end_expired(self, now_ms: int) -> list[LoginSession]:
+        """Remove the sessions that have expired, and the least used ones if there are too many."""
+        ended = [key for key, session in self._sessions.items() if _has_expired(session, now_ms)]
+        too_many = len(self._sessions) - len(ended) - SESSIONS_MAX
+        if too_many > 0:
+            kept = self._sessions.keys() - set(ended)
+            ended += sorted(kept, key=lambda key: self._sessions[key].used_ms)[:too_many]
+        return self._remove(ended)
 
     def end_all_of(self, name: str) -> list[LoginSession]:
         """Remove the sessions of a user, whose password or role has changed."""
-        keys = [key for key, session in self._sessions.items() if session.login.name == name]
-        return [self._sessions.pop(key) for key in keys]
+        return self._remove(
+            [key for key, session in self._sessions.items() if session.login.name == name]
+        )
 
-    def all(self) -> list[LoginSession]:
-        return list(self._sessions.values())
+    def end_all(self) -> list[LoginSession]:
+        """Remove all sessions."""
+        return self._remove(list(self._sessions))
+
+    def _remove(self, keys: list[bytes]) -> list[LoginSession]:
+        return [self._sessions.pop(key) for key in keys if key in self._sessions]
 
 
 def same_token(given: str | None, expected: str) -> bool:
