@@ -15,15 +15,14 @@ The [console](console.md) serves its pages from this API, and other programs can
 OpenAPI document is at `/api/openapi.json`.
 
 - **Values.** Names are in snake_case. Times end in `_ms` and are milliseconds since 1970. An
-  unknown value is `null`, never 0. A list that is not complete says so (`complete`, `partial`,
-  `notes`).
+  unknown value is `null`, never 0. An incomplete list says so (`complete`, `partial`, `notes`).
 - **Errors** have a status above 399 and the body `{"error": {"message": …, "hint": …}}`. 400: a
   value is wrong; 401: not logged in; 403: the role, the access list or the CSRF token does not
   allow it; 404: there is no such topic, group or message; 409: refused; 429: too many failed
   logins; 502: a server does not answer.
-- **Changes** (POST, PUT, DELETE) need the header `X-Penstock-CSRF` with the `csrf` of
+- **Changes** (POST, PUT, DELETE) require the header `X-Penstock-CSRF` with the `csrf` of
   `/api/session`, and a body of the type `application/json`. Each one is an entry of the audit log.
-- **Roles.** An endpoint needs the role that it names, or a higher one: view, operate, admin.
+- **Roles.** An endpoint requires the role that it names, or a higher one: view, operate, admin.
 
 ```python
 import httpx
@@ -35,15 +34,15 @@ with httpx.Client(base_url="http://127.0.0.1:8080/api") as console:
     console.post("/topics", json={"name": "orders"}, headers={"X-Penstock-CSRF": csrf})
 ```
 
-A console with logins needs `POST /api/login` first. The client then keeps the cookie, and the
-answer contains the `csrf`.
+A console with logins requires `POST /api/login` first. The client then keeps the cookie, and the
+response contains the `csrf`.
 """
 TITLES = {
     "session": "Session, accounts, audit log",
     "overview": "Overview",
     "topics": "Topics",
     "groups": "Groups",
-    "resets": "Resets of offsets",
+    "resets": "Offset resets",
     "messages": "Messages",
     "tail": "Live tail",
     "dead_letters": "Dead letters and jobs",

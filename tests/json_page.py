@@ -87,7 +87,8 @@ def _alternatives(parts: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _article(text: str) -> str:
-    return f"an {text}" if text.startswith(("array", "object")) else f"a {text}"
+    vowels = ("array", "object", "`A", "`E", "`I", "`O", "`Un")
+    return f"an {text}" if text.startswith(vowels) else f"a {text}"
 
 
 def _first_low(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`penstock explain …`: why a group has not consumed a message, and how a group is."""
+"""`penstock explain …`: why a group has not consumed a message, and the state of a group."""
 
 from typing import TYPE_CHECKING
 

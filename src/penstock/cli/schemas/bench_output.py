@@ -45,7 +45,7 @@ class BenchResult(JsonValue):
     consumers: int
     tags: str | None
     warmup_seconds: float
-    duration_seconds: Annotated[float, doc("the time that was asked for")]
+    duration_seconds: Annotated[float, doc("the requested time")]
     seconds: Annotated[float, doc("the time that was measured")]
     messages: int
     bytes: int

@@ -25,7 +25,7 @@ class DefinedGroup(JsonValue):
 
 
 class DefinedUser(JsonValue):
-    """A user. Without `--secrets`, or if the broker does not tell it, the password is null."""
+    """A user. Without `--secrets`, or if the broker does not send it, the password is null."""
 
     user: str
     type: str

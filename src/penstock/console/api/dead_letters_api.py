@@ -82,11 +82,11 @@ async def messages(call: ApiCall) -> object:
         "messages": "list of {broker, queue, offset}, or `all`",
         "to": "group (its members only) or topic (all groups of the topic)",
         "rate": "messages per second, up to 1000; 50 by default",
-        "dry_run": "true: only tell what would be sent",
+        "dry_run": "true: only report what would be sent",
     },
 )
 async def resend(call: ApiCall) -> object:
-    """Send dead letters again, as a job with a report. The dead letters stay where they are."""
+    """Send dead letters again, as a job with a report. The dead letters stay in their topic."""
     group, to = call.path("group"), _to(call)
     rate: Any = call.body.get("rate", RATE_DEFAULT)
     if not isinstance(rate, int | float) or not 0 < rate <= RATE_MAX:
@@ -110,7 +110,7 @@ async def job(call: ApiCall) -> object:
 
 @endpoint("DELETE", "/jobs/{id}", Role.OPERATE)
 async def cancel(call: ApiCall) -> object:
-    """Stop a job after the message in work."""
+    """Stop a job after the current message."""
     found = call.console.jobs.find(call.path("id"))
     if found is None:
         raise ApiError(404, "this job is unknown", "the console may have been restarted")

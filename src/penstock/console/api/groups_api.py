@@ -121,7 +121,7 @@ def _queue_row(one: QueueProgress, owners: "Owners") -> dict[str, object]:
 
 @endpoint("GET", "/groups/{name}/explain")
 async def explain(call: ApiCall) -> object:
-    """How a group is: the facts, the verdict, the next command."""
+    """The state of a group: the facts, the verdict, the next command."""
     found = await explain_group(call.admin, call.path("name"))
     return {
         "group": found.group,

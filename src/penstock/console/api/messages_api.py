@@ -45,7 +45,7 @@ async def search(call: ApiCall) -> object:
     """Messages by id, key, place, time, tag, SQL92 filter or text in the body.
 
     `scanned` is the number of messages that were read for a text in the body. `complete` is false
-    if there is more to read; pass `resume` to go on. `notes` say what could not be searched.
+    if there is more to read; pass `resume` to continue. `notes` say what could not be searched.
     """
     wanted = parse_search(call.text("q"), call.console.now_ms())
     topic = wanted.topic or call.text("topic")
@@ -167,7 +167,7 @@ async def _find(call: ApiCall, wanted: SearchText, topic: str, size: int) -> obj
 
 @endpoint("GET", "/message/{topic}/{broker}/{queue}/{offset}")
 async def message(call: ApiCall) -> object:
-    """One message: body in all decoders that fit, properties, position in its queue."""
+    """One message: body in all suitable decoders, properties, position in its queue."""
     return message_detail(await message_at(call))
 
 
@@ -255,7 +255,7 @@ async def consume(call: ApiCall) -> object:
     Role.OPERATE,
     body={
         "group": "the only group that receives the copy; all groups of the topic if it is missing",
-        "dry_run": "true: only tell what would be sent",
+        "dry_run": "true: only report what would be sent",
     },
 )
 async def resend(call: ApiCall) -> object:

@@ -45,7 +45,7 @@ async def preview(call: ApiCall) -> object:
     "POST", "/groups/{name}/reset/apply", Role.OPERATE, body={"token": "the token of the preview"}
 )
 async def apply(call: ApiCall) -> object:
-    """Apply exactly the changes of a preview. The answer has the token that undoes them."""
+    """Apply exactly the changes of a preview. The response has the token that undoes them."""
     plan = call.console.resets.take(call.given("token", str))
     if plan.group != call.path("name"):
         raise InvalidParameter("the preview is of another group", hint="make a new preview")

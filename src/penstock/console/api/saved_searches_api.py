@@ -17,7 +17,7 @@ async def list_searches(call: ApiCall) -> object:
 
 @endpoint("POST", "/saved-searches", body={"name": "name", "query": "address of the search"})
 async def save(call: ApiCall) -> object:
-    """Save a search under a name, which may replace one."""
+    """Save a search under a name. A search with this name is replaced."""
     name, query = call.given("name", str).strip(), call.given("query", str)
     if not name or len(name) > 80 or len(query) > 2_000:
         raise InvalidParameter("a saved search needs a name of 1 to 80 characters")

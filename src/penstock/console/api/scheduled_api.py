@@ -10,7 +10,7 @@ SCAN_MAX = 1_000
 
 @endpoint("GET", "/scheduled", parameters={"topic": "only messages to this topic"})
 async def scheduled(call: ApiCall) -> object:
-    """Messages that wait for their delivery, by delivery time; `partial` says what is missing."""
+    """Messages that wait for delivery, by delivery time; `partial` says what is missing."""
     found = await call.admin.scheduled(count_max=SHOWN_MAX, scan_max=SCAN_MAX)
     topic = call.text("topic")
     return {

@@ -36,7 +36,7 @@ def session_json(console: Console, request: Request) -> dict[str, object]:
 
 @endpoint("POST", "/login", open=True, body={"name": "user name", "password": "password"})
 async def log_in(call: ApiCall) -> object:
-    """Log in. The answer sets the cookie of the session. Failed attempts are limited."""
+    """Log in. The response sets the cookie of the session. Failed attempts are limited."""
     console = call.console
     if not console.needs_login:
         raise ApiError(409, "this console has no logins")
