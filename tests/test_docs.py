@@ -203,3 +203,16 @@ def test_every_page_is_linked_from_another() -> None:
         if (path.parent / target).resolve() != path
     }
     assert {page for page in PAGES if page.name != "README.md"} <= linked
+
+
+def test_every_known_fault_of_failovers_has_tests() -> None:
+    """Each row of the table names a test at least, and all of them exist."""
+    table = (DOCS / "failover.md").read_text().partition("\n## Known faults of RocketMQ")[2]
+    rows = re.findall(r"^\| (?!Fault|-).*$", table.partition("\n## ")[0], flags=re.MULTILINE)
+    assert rows
+    for row in rows:
+        named = re.findall(r"`tests/([\w/]+\.py)::(\w+)`", row)
+        assert named, row
+        for path, test in named:
+            text = (ROOT / "tests" / path).read_text()
+            assert re.search(rf"^(?:async )?def {test}\(", text, flags=re.MULTILINE), test

@@ -20,6 +20,7 @@ from penstock.store.store import MessageStore
 from penstock.transport.peer import Peer, Response
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.record import RECORD, StoredRecord
+from tests.depth import DEPTH
 
 from . import apache, clients, clusters, penstock
 from .conftest import Sessions
@@ -56,6 +57,9 @@ SYNC: Mapping[str, Any] = {
     "slaveTimeout": 1000,
 }
 
+COMMITS: Mapping[str, str] = {"consumerGroup": "G", "topic": TOPIC, "queueId": "0"}
+COMMITTED = 7
+
 NO_MESSAGE = (
     ResponseCode.PULL_NOT_FOUND,
     ResponseCode.PULL_RETRY_IMMEDIATELY,  # from Apache's slave: the master may have more
@@ -76,6 +80,22 @@ def call(address: str, code: int, ext: Mapping[str, str], body: bytes = b"") -> 
             await peer.close()
 
     return asyncio.run(ask())
+
+
+def commit(broker: AnyBroker, offset: int) -> None:
+    """Create a group and commit its offset of the first queue."""
+    group = json.dumps({"groupName": COMMITS["consumerGroup"]}).encode()
+    for code, ext, body in (
+        (RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, group),
+        (RequestCode.UPDATE_CONSUMER_OFFSET, {**COMMITS, "commitOffset": str(offset)}, b""),
+    ):
+        answer = call(broker.address, code, ext, body)
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+
+def committed_at(broker: AnyBroker) -> int:
+    answer = call(broker.address, RequestCode.QUERY_CONSUMER_OFFSET, COMMITS)
+    return int(answer.ext.get("offset", -1))
 
 
 def create_topic(*brokers: AnyBroker) -> None:
@@ -308,6 +328,22 @@ def test_slave_of_apache_with_our_master(sessions: Sessions, tmp_path: Path, ver
             create_topic(slave)
             assert eventually(lambda: pull_all(slave) == sent)
             assert_equal_logs(master, slave, end)
+
+
+@server_versions
+@pytest.mark.skipif(DEPTH != "proof", reason="Apache's slaves copy tables once a minute")
+def test_a_slave_of_apache_copies_our_offsets(java: None, tmp_path: Path, version: str) -> None:
+    with (
+        penstock.NameServer(tmp_path / "names") as names,
+        penstock.Broker(tmp_path / "master", tmp_path / "store-m", names.address, **PAIR) as master,
+        apache.Broker(
+            tmp_path / "slave", tmp_path / "store-s", names.address, version=version, **SLAVE
+        ) as slave,
+    ):
+        create_topic(master)
+        commit(master, COMMITTED)
+        await_master(slave)
+        assert eventually(lambda: committed_at(slave) == COMMITTED, within_s=90)
 
 
 @server_versions

@@ -100,6 +100,9 @@ class Driver:
         self.rng = random.Random(seed)
         self.life = 0
         """How often the broker has come up."""
+        self.acked_s: dict[int, float] = {}
+        """By life: when the last acknowledged message was sent. What the broker has stored before
+        that is confirmed too."""
         self._refused = refused
         self._peer = Peer(address, on_request=self._asked)
         self._up = asyncio.Event()
@@ -171,6 +174,7 @@ class Driver:
     ) -> Response | None:  # fmt: skip
         """Send a message and record it; returns the response if there is one."""
         self.history.sent[name] = sent
+        began_s = time.monotonic()
         ext = {
             **self._send_header(topic, queue_id, sent.sent_ms), "f": str(sys_flag),
             "i": encode_properties({**self._named(name), **properties}).decode(),
@@ -180,6 +184,7 @@ class Driver:
             return None
         assert answer.code == 0, answer
         sent.acked = True
+        self.acked_s[self.life] = max(began_s, self.acked_s.get(self.life, 0))
         return answer
 
     async def send_batch(self, names: list[str], topic: str, queue_id: int, sent_ms: int) -> None:

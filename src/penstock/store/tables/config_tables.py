@@ -141,8 +141,11 @@ class Table(ABC, Generic[W]):
         return text
 
     def body(self) -> bytes:
-        """The table as the response to a slave or a tool that requests all of it."""
-        return fastjson.encode(self.wrapper())
+        """The table as the response to a slave or a tool that requests all of it.
+
+        Strict, because RocketMQ 5.5.0 refuses bare numbers as keys (apache/rocketmq#10284).
+        """
+        return fastjson.encode_strict(self.wrapper())
 
     @abstractmethod
     def wrapper(self) -> W:

@@ -1,5 +1,6 @@
 """Administration of subscription groups, and the tables that slaves copy."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -279,3 +280,11 @@ def test_slaves_get_offsets_and_delay_offsets(kit: TopicKit) -> None:
     kit.delay.table.commit(4, 12, NOW_MS)
     told_delays = fastjson.decode(kit.ask(DELAYS).body, DelayOffsetSerializeWrapper)
     assert told_delays.offset_table == {4: 12}
+
+
+def test_tables_for_slaves_have_no_bare_numbers_as_keys(kit: TopicKit) -> None:
+    """Slaves of RocketMQ 5.5.0 refuse them (apache/rocketmq#10284)."""
+    kit.offsets.commit("coupons", "t", 3, 7, NOW_MS)
+    kit.delay.table.commit(4, 12, NOW_MS)
+    assert json.loads(kit.ask(OFFSETS).body)["offsetTable"] == {"t@coupons": {"3": 7}}
+    assert json.loads(kit.ask(DELAYS).body)["offsetTable"] == {"4": 12}

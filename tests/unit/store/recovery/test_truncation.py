@@ -72,6 +72,30 @@ def test_a_truncated_log_is_as_if_it_had_never_been_longer(tmp_path: Path, seed:
     store.close()
 
 
+@pytest.mark.parametrize("power", [True, False], ids=["power failure", "kill -9"])
+def test_a_crash_after_the_truncation_brings_nothing_back(tmp_path: Path, power: bool) -> None:
+    """What was cut is gone from the log's files: recovery would take its records for messages
+    (apache/rocketmq#10666)."""
+    rng, model = Random(power), Model()
+    disk = FaultyDisk(tmp_path / "0")
+    store = open_store(disk.root, CONFIG, disk)
+    for serial in range(100):
+        put_ok(store, model, [random_message(rng, serial)], START_MS)
+    flush(store)
+    store.close()
+    kept = len(model.stored) // 2
+    cut = model.stored[kept].offset
+    model.cut(kept, cut)
+    request_truncation(disk, store.paths, Truncation(cut, "the master's log is different"))
+    abandon(open_store(disk.root, CONFIG, disk, START_MS))
+    if power:
+        disk = FaultyDisk(disk.crash(tmp_path / "1", rng))
+    store = open_store(disk.root, CONFIG, disk, START_MS)
+    assert store.log.end == cut
+    verify(store, model)
+    store.close()
+
+
 def test_a_damaged_request_refuses_the_start(tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path)
     store = open_store(tmp_path, CONFIG, disk)
