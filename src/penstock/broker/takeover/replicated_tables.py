@@ -17,7 +17,7 @@ same name; the next round decides again.
 | consumers | the last commit before the tables were copied, or the last one at the slave | what was consumed since: a few seconds |
 | delay levels, timer messages | the first message whose delivery is not in the log | nothing, if the messages have unique ids and were delivered after `deliveredFrom`; otherwise what was delivered in the last seconds |
 | transactions | the log: op messages and committed messages are there | nothing |
-| POP | the log: checkpoints and acks are there, and the offsets are replayed from them | nothing |
+| POP | the log: checkpoints and acks are there, and the offsets are replayed from them | pops that were not replicated yet: their responses do not wait for that |
 | ordered POP | the copied open pops and the log | nothing |
 
 The timer reads its whole queue again before it delivers the next message.
