@@ -29,16 +29,17 @@ QUICK_REBALANCE = {
 @pytest.fixture(scope="session")
 def java() -> None:
     """Skip the test where Java or Maven is missing; on CI that is a failure, never a skip."""
-    _need(maven.missing_tools())
+    need(maven.missing_tools())
 
 
 @pytest.fixture(scope="session")
 def go_tool() -> None:
     """Skip the test where Go is missing; on CI that is a failure, never a skip."""
-    _need(["go"] if go_missing() else [])
+    need(["go"] if go_missing() else [])
 
 
-def _need(missing: Sequence[str]) -> None:
+def need(missing: Sequence[str]) -> None:
+    """Skip the test where something is missing; on CI that is a failure, never a skip."""
     if not missing:
         return
     message = f"needs {' and '.join(missing)} on the PATH"
