@@ -70,8 +70,8 @@ class TlsConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  "tls.server.need.client.auth", choices=("none", "optional", "require"))
     ] = "none"  # fmt: skip
     outgoing: Annotated[
-        bool, Doc("Use TLS for connections to NameServers and, at a slave, to the master. The own "
-                  "certificate is sent if the server asks for one.", "tls.enable")
+        bool, Doc("Use TLS for connections to NameServers and, at a slave, to the master. The "
+                  "broker sends its own certificate if the server requests one.", "tls.enable")
     ] = False  # fmt: skip
     outgoing_ca: Annotated[
         str, Doc("The PEM file of the CAs that NameServers and the master are verified with. "

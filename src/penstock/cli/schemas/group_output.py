@@ -17,7 +17,7 @@ class GroupOnBroker(JsonValue):
     retries_max: int
     retry_queues: int
     consume_timeout_minutes: int
-    notify_enabled: Annotated[bool, doc("whether members are told when others join or leave")]
+    notify_enabled: Annotated[bool, doc("whether members are notified when others join or leave")]
     broker_id: Annotated[int, doc("broker that consumers read from")]
     broker_id_when_slow: Annotated[int, doc("broker that consumers far behind read from")]
     attributes: dict[str, str]

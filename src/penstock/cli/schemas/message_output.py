@@ -170,7 +170,7 @@ class WaitingMessage(JsonValue):
     tags: str | None
     deliver_ms: int
     store_ms: int
-    level: Annotated[int | None, doc("delay level; null: it has a delivery time of its own")]
+    level: Annotated[int | None, doc("delay level; null: it has its own delivery time")]
     recall_handle: Annotated[
         str | None, doc("for `penstock scheduled recall`; null if it can't be recalled")
     ]
