@@ -43,6 +43,7 @@ from penstock.client.admin.admin_waiting import (
 )
 from penstock.client.admin.replication.admin_promotion import PromotionAdmin, PromotionPlan
 from penstock.client.admin.replication.admin_replication import (
+    ControlledReplica,
     Election,
     ElectionHistory,
     ReplicaStatus,
@@ -55,6 +56,7 @@ __all__ = [
     "BrokerRuntimeInfo",
     "BrokerState",
     "ClusterState",
+    "ControlledReplica",
     "DirectResult",
     "Election",
     "ElectionHistory",

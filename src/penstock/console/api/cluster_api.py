@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from penstock.client.admin.async_admin import BrokerState, ReplicaStatus
+from penstock.client.admin.async_admin import BrokerAddress, BrokerState, ReplicaStatus
 from penstock.console.api.overview_api import first_snapshot
 from penstock.console.endpoints import ApiCall, endpoint
+from penstock.console.monitoring.lost_replicas import LostReplica, SeenReplica
 from penstock.console.security.accounts import Role
 from penstock.errors import InvalidParameter, PenstockError
 from penstock.version import VERSION
@@ -12,19 +13,28 @@ from penstock.version import VERSION
 
 @endpoint("GET", "/cluster")
 async def cluster(call: ApiCall) -> object:
-    """All brokers with their role, version, rates, disk and replication; the NameServers."""
+    """All brokers with their role, version, rates, disk and replication; the NameServers.
+
+    The `state` of a broker is `up`; `silent` if it is registered but does not answer; or `down` if
+    it is not registered any more. The controllers tell which replicas a broker has. Without
+    controllers, a broker is `down` for an hour and then left out. `seen_ms` is its last answer.
+    """
     await first_snapshot(call)
     at = call.console.watch.snapshot
-    replicas = {(one.broker.name, one.broker.id): one for one in at.replicas}
+    replicas = {one.broker: one for one in at.replicas}
+    lost = at.lost_replicas()
     return {
         "ready": call.console.watch.updated.is_set(),
         "at_ms": at.at_ms or None,
         "problem": at.problem or None,
         "nameservers": list(at.cluster.nameservers or call.console.admin.nameservers()),
-        "clusters": list(at.cluster.clusters),
+        "clusters": sorted({*at.cluster.clusters, *(one.cluster for one in lost)}),
         "brokers": [
-            _broker(state, replicas.get((state.broker.name, state.broker.id)))
-            for state in at.cluster.brokers
+            *(
+                _broker(state, replicas.get(state.broker), at.seen.get(state.broker.address))
+                for state in at.cluster.brokers
+            ),
+            *(_lost(one) for one in lost),
         ],
     }
 
@@ -32,18 +42,27 @@ async def cluster(call: ApiCall) -> object:
 @endpoint("GET", "/cluster/elections")
 async def elections(call: ApiCall) -> object:
     """The last elections by controllers, the newest first. Apache's controllers keep none."""
-    found = await call.admin.elections()
+    await first_snapshot(call)
+    histories = call.console.watch.snapshot.histories
+    found = [one for history in histories for one in history.elections]
+    addresses = {(h.broker, one.id): one.address for h in histories for one in h.replicas}
     return {
         "rows": [
             {
                 "broker": one.broker,
                 "epoch": one.epoch,
                 "master_id": one.master_id,
+                "master_address": addresses.get((one.broker, one.master_id)),
                 "time_ms": one.time_ms,
                 "reason": one.reason,
             }
-            for one in reversed(found)
-        ]
+            for one in sorted(found, key=lambda one: -one.time_ms)
+        ],
+        "problems": [
+            {"broker": one.broker, "problem": one.problem.remark()}
+            for one in histories
+            if one.problem is not None
+        ],
     }
 
 
@@ -106,7 +125,9 @@ def _id(call: ApiCall) -> int:
     return int(text)
 
 
-def _broker(state: BrokerState, replica: ReplicaStatus | None) -> dict[str, Any]:
+def _broker(
+    state: BrokerState, replica: ReplicaStatus | None, seen: SeenReplica | None
+) -> dict[str, Any]:
     broker, info = state.broker, state.runtime_info
     problem: PenstockError | None = state.problem or (replica.problem if replica else None)
     return {
@@ -115,6 +136,8 @@ def _broker(state: BrokerState, replica: ReplicaStatus | None) -> dict[str, Any]
         "id": broker.id,
         "address": broker.address,
         "is_master": broker.is_master,
+        "state": "up" if state.problem is None else "silent",
+        "seen_ms": seen.at_ms if seen else None,
         "role": replica.role if replica else None,
         "epoch": replica.epoch if replica else None,
         "log_end": replica.log_end if replica else None,
@@ -135,4 +158,30 @@ def _broker(state: BrokerState, replica: ReplicaStatus | None) -> dict[str, Any]
         "log_bytes": info.log_end - info.log_begin
         if info and info.log_end is not None and info.log_begin is not None
         else None,
+    }
+
+
+def _lost(lost: LostReplica) -> dict[str, Any]:
+    """A replica that is not registered: what the controllers say and what it said last."""
+    seen = lost.seen
+    address = BrokerAddress(lost.cluster, lost.name, lost.id or 0, lost.address)
+    last = _broker(
+        BrokerState(address, seen.state.runtime_info if seen else None),
+        seen.status if seen else None,
+        seen,
+    )
+    unknown = dict.fromkeys(("rate_in", "rate_out", "behind", "disk_used", "role"))
+    problem = "it is not registered with the NameServers"
+    if lost.is_alive is not None:
+        heard = "still receive" if lost.is_alive else "receive no"
+        problem += f", and the controllers {heard} heartbeats from it"
+    return {
+        **last,
+        **unknown,
+        "id": lost.id,
+        "is_master": False,
+        "state": "down",
+        "in_sync": lost.in_sync,
+        "replication_error": None,
+        "problem": problem,
     }

@@ -43,7 +43,8 @@ def find_alarms(snapshot: ClusterSnapshot) -> list[ClusterAlarm]:
 def _of_servers(snapshot: ClusterSnapshot) -> Iterator[ClusterAlarm]:
     if snapshot.problem:
         yield ClusterAlarm("critical", f"The cluster can't be read: {snapshot.problem}", "/cluster")
-    names = {state.broker.name for state in snapshot.cluster.brokers}
+    lost = snapshot.lost_replicas()
+    names = {state.broker.name for state in snapshot.cluster.brokers} | {one.name for one in lost}
     for state in snapshot.cluster.brokers:
         broker = state.broker
         if state.problem is not None:
@@ -53,6 +54,10 @@ def _of_servers(snapshot: ClusterSnapshot) -> Iterator[ClusterAlarm]:
                 f"{who} ({broker.address}) does not answer: {state.problem.message}.",
                 "/cluster",
             )
+    for replica in lost:
+        yield ClusterAlarm(
+            "warning", f"The replica {replica.address} of {replica.name} is down.", "/cluster"
+        )
     masters = {state.broker.name for state in snapshot.masters}
     for name in sorted(names - masters):
         yield ClusterAlarm(

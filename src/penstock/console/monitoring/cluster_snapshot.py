@@ -13,7 +13,8 @@ from penstock.client.admin.admin_values import (
     GroupInfo,
     TopicInfo,
 )
-from penstock.client.admin.async_admin import ReplicaStatus
+from penstock.client.admin.async_admin import ElectionHistory, ReplicaStatus
+from penstock.console.monitoring.lost_replicas import LostReplica, SeenReplica, lost_replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,20 @@ class ClusterSnapshot:
     at_ms: int = 0
     cluster: ClusterState = field(default_factory=lambda: ClusterState((), ()))
     replicas: tuple[ReplicaStatus, ...] = ()
+    histories: tuple[ElectionHistory, ...] = ()
+    """The elections and replicas of each broker that has controllers."""
+    seen: Mapping[str, SeenReplica] = field(default_factory=dict)
+    """The last answer of each broker, by address."""
     topics: Mapping[str, TopicInfo] = field(default_factory=dict)
     groups: Mapping[str, GroupInfo] = field(default_factory=dict)
     topic_figures: Mapping[str, TopicFigures] = field(default_factory=dict)
     group_figures: Mapping[str, MeasuredGroup] = field(default_factory=dict)
     problem: str = ""
+
+    def lost_replicas(self) -> list[LostReplica]:
+        """The replicas that are not registered with the NameServers any more."""
+        registered = [state.broker for state in self.cluster.brokers]
+        return lost_replicas(registered, self.histories, self.seen)
 
     @property
     def masters(self) -> list[BrokerState]:

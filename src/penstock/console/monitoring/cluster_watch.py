@@ -1,9 +1,9 @@
 """Keeps the snapshot of a cluster up to date, with a fixed number of requests per interval.
 
-In each interval the brokers are asked for their runtime information. The tables of topics and
-groups are read less often. The figures of topics and groups are measured in turn, the oldest
-first, up to a number per interval. While nobody uses the console, only the runtime information is
-read, for the charts.
+In each interval the brokers are asked for their runtime information and their replication. The
+tables of topics and groups are read less often. The figures of topics and groups are measured in
+turn, the oldest first, up to a number per interval. While nobody uses the console, only the runtime
+information is read, for the charts.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from penstock.client.admin.admin_values import TopicKind
-from penstock.client.admin.async_admin import AsyncAdmin, GroupInfo, TopicInfo
+from penstock.client.admin.async_admin import AsyncAdmin, ElectionHistory, GroupInfo, TopicInfo
 from penstock.console.monitoring.cluster_snapshot import (
     ClusterSnapshot,
     MeasuredGroup,
@@ -22,6 +22,7 @@ from penstock.console.monitoring.cluster_snapshot import (
 )
 from penstock.console.monitoring.history import History, Sample
 from penstock.console.monitoring.lag import group_lag, group_lag_ms
+from penstock.console.monitoring.lost_replicas import remember
 from penstock.errors import PenstockError
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import TopicStatsTable
@@ -94,11 +95,12 @@ class ClusterWatch:
             cluster = await self._admin.cluster()
             changed = replace(self.snapshot, at_ms=now_ms, cluster=cluster, problem="")
             if with_tables:
-                topics, groups, replicas = await asyncio.gather(
-                    self._admin.topics(), self._admin.groups(system=True), self._admin.replicas()
+                topics, groups = await asyncio.gather(
+                    self._admin.topics(), self._admin.groups(system=True)
                 )
                 changed = _with_tables(changed, topics, groups)
-                changed = replace(changed, replicas=replicas)
+            if with_tables or self._is_used():
+                changed = await self._with_replicas(changed)
             self.snapshot = changed
             if self._is_used():
                 await self._measure()
@@ -109,6 +111,21 @@ class ClusterWatch:
         self.updated.set()
 
     # --- private
+
+    async def _with_replicas(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:
+        """The state of replication, and the elections."""
+        replicas = await self._admin.replicas()
+        seen = remember(snapshot.seen, snapshot.cluster.brokers, replicas, snapshot.at_ms)
+        # If no replica of a broker is registered, only earlier answers name its controllers.
+        earlier = [one.status for one in seen.values() if one.status is not None]
+        histories = await self._admin.election_histories([*earlier, *replicas])
+        known = {history.broker: history for history in snapshot.histories}
+        return replace(
+            snapshot,
+            replicas=replicas,
+            seen=seen,
+            histories=tuple(_not_forgotten(known.get(one.broker), one) for one in histories),
+        )
 
     def _is_used(self) -> bool:
         return asyncio.get_running_loop().time() - self._used_s < IDLE_S
@@ -239,6 +256,11 @@ def _with_tables(
         topic_figures=_only(snapshot.topic_figures, topic_table),
         group_figures=_only(snapshot.group_figures, group_table),
     )
+
+
+def _not_forgotten(old: ElectionHistory | None, new: ElectionHistory) -> ElectionHistory:
+    """What was known, while no controller answers."""
+    return new if new.problem is None or old is None else replace(old, problem=new.problem)
 
 
 def _only(values: Mapping[str, T], names: Mapping[str, object]) -> dict[str, T]:

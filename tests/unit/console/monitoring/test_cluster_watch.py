@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from penstock.client.admin.admin_core import BrokerResults
-from penstock.client.admin.async_admin import ClusterState, GroupMembers, GroupProgress
+from penstock.client.admin.async_admin import (
+    ClusterState,
+    Election,
+    ElectionHistory,
+    GroupMembers,
+    GroupProgress,
+)
 from penstock.console.monitoring import cluster_watch as watch_module
 from penstock.console.monitoring.cluster_watch import (
     GROUPS_PER_INTERVAL,
@@ -40,6 +46,7 @@ def admin() -> FakeAdmin:
         "topics": [topic(f"t{number:03}") for number in range(500)],
         "groups": lambda system: [group(f"g{number:03}") for number in range(120)],
         "replicas": (),
+        "election_histories": (),
         "ask_each": stats(30),
         "progress": lambda name: GroupProgress(name, (), 0.0),
         "members": lambda name: GroupMembers(name, (), (), None, None, None),
@@ -59,14 +66,14 @@ def test_requests_per_interval_do_not_depend_on_the_number_of_topics(admin: Fake
         watch.use()
         await watch.update()
         assert counted(admin) == {
-            "ask_each": TOPICS_PER_INTERVAL, "cluster": 1, "groups": 1,
+            "ask_each": TOPICS_PER_INTERVAL, "cluster": 1, "election_histories": 1, "groups": 1,
             "members": GROUPS_PER_INTERVAL, "progress": GROUPS_PER_INTERVAL,
             "replicas": 1, "topics": 1,
         }  # fmt: skip
         await watch.update()
         assert counted(admin) == {
-            "ask_each": TOPICS_PER_INTERVAL, "cluster": 1,
-            "members": GROUPS_PER_INTERVAL, "progress": GROUPS_PER_INTERVAL,
+            "ask_each": TOPICS_PER_INTERVAL, "cluster": 1, "election_histories": 1,
+            "members": GROUPS_PER_INTERVAL, "progress": GROUPS_PER_INTERVAL, "replicas": 1,
         }  # fmt: skip
 
     asyncio.run(main())
@@ -131,6 +138,24 @@ def test_a_failure_keeps_the_last_snapshot_and_says_why(admin: FakeAdmin) -> Non
         await watch.update()
         assert watch.snapshot.problem == ""
         assert counted(admin)["topics"] == 1
+
+    asyncio.run(main())
+
+
+def test_elections_are_kept_while_no_controller_answers(admin: FakeAdmin) -> None:
+    election = Election("broker-a", 3, 2, 77, "the master sends no heartbeats")
+    admin.answers["election_histories"] = (ElectionHistory("broker-a", (election,)),)
+
+    async def main() -> None:
+        watch = ClusterWatch(admin, 5.0)  # type: ignore[arg-type]
+        watch.use()
+        await watch.update()
+        lost = PeerUnreachable("connection refused")
+        admin.answers["election_histories"] = (ElectionHistory("broker-a", problem=lost),)
+        await watch.update()
+        [history] = watch.snapshot.histories
+        assert history.elections == (election,)
+        assert history.problem is lost
 
     asyncio.run(main())
 

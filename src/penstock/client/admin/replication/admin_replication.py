@@ -12,6 +12,7 @@ from penstock.wire.bodies.cluster_bodies import (
     BrokerReplicasInfoWithHistory,
     EpochEntryCache,
     HARuntimeInfo,
+    ReplicasInfoWithHistory,
 )
 from penstock.wire.codes import RequestCode, ResponseCode
 
@@ -36,11 +37,25 @@ class Election:
 
 
 @dataclass(frozen=True, slots=True)
+class ControlledReplica:
+    """A replica as the controllers know it, registered with the NameServers or not."""
+
+    id: int
+    """The id that the controllers have given to it."""
+    address: str
+    is_alive: bool
+    """Whether it sends heartbeats."""
+    in_sync: bool
+    is_master: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ElectionHistory:
-    """The last elections of one broker's master, the newest last."""
+    """The last elections of one broker's master, the newest last, and its replicas."""
 
     broker: str
     elections: tuple[Election, ...] = ()
+    replicas: tuple[ControlledReplica, ...] = ()
     problem: PenstockError | None = None
     """Why they are unknown: no controller answered."""
 
@@ -126,12 +141,7 @@ class ReplicationAdmin(ClusterAdmin):
                 problem = error
                 continue
             table = fastjson.decode(answer.body, BrokerReplicasInfoWithHistory).replicas_info_table
-            history = table[name].election_history if name in table else []
-            elections = (
-                Election(name, one.epoch, one.master_broker_id, one.time_ms, one.reason)
-                for one in history
-            )
-            return ElectionHistory(name, tuple(elections))
+            return _history(name, table[name]) if name in table else ElectionHistory(name)
         return ElectionHistory(name, problem=problem)
 
     async def _ask_replica(self, broker: BrokerAddress) -> _Answers:
@@ -149,6 +159,25 @@ class ReplicationAdmin(ClusterAdmin):
             return _Answers(broker, info, replication, cache)
         except PenstockError as error:
             return _Answers(broker, problem=error)
+
+
+def _history(name: str, info: ReplicasInfoWithHistory) -> ElectionHistory:
+    elections = (
+        Election(name, one.epoch, one.master_broker_id, one.time_ms, one.reason)
+        for one in info.election_history
+    )
+    replicas = (
+        ControlledReplica(
+            id=one.broker_id,
+            address=one.broker_address or "",
+            is_alive=one.alive,
+            in_sync=in_sync,
+            is_master=one.broker_id == info.master_broker_id,
+        )
+        for in_sync, group in ((True, info.in_sync_replicas), (False, info.not_in_sync_replicas))
+        for one in group
+    )
+    return ElectionHistory(name, tuple(elections), tuple(replicas))
 
 
 def _statuses(answers: Sequence[_Answers]) -> Iterator[ReplicaStatus]:

@@ -31,11 +31,37 @@ export function s(tag, attributes, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
+// Replaces the children. The keyboard focus stays on the element in the same place, or in the table
+// row with the same key: a refresh must not take it away.
 export function show(parent, ...children) {
   const fresh = document.createDocumentFragment();
   add(fresh, children);
+  const place = focusedPlace(parent);
   parent.replaceChildren(fresh);
+  if (place) focusPlace(parent, place);
   return parent;
+}
+
+function focusedPlace(parent) {
+  const focused = document.activeElement;
+  if (!focused || focused === parent || !parent.contains(focused)) return null;
+  const row = focused.closest("tr[data-key]");
+  const root = row && parent.contains(row) && row !== parent ? row : parent;
+  return { tag: focused.tagName, key: root === row ? row.dataset.key : null, path: pathTo(root, focused) };
+}
+
+function pathTo(root, element) {
+  const path = [];
+  for (let at = element; at !== root; at = at.parentNode) path.unshift([...at.parentNode.children].indexOf(at));
+  return path;
+}
+
+function focusPlace(parent, { tag, key, path }) {
+  const root = key === null ? parent : [...parent.querySelectorAll("tr[data-key]")].find((row) => row.dataset.key === key);
+  const found = root && path.reduce((at, i) => at?.children[i], root);
+  if (found?.tagName !== tag) return;
+  if (tag === "TR") found.tabIndex = 0;
+  found.focus({ preventScroll: true });
 }
 
 const PATHS = {

@@ -11,13 +11,10 @@ export default async function cluster(page) {
   const elections = h("div", {});
   page.root.append(h("div", { class: "page-head" }, h("h1", {}, "Cluster")), content, elections);
   const first = page.every(5000, async () => {
-    const at = await page.get("/cluster");
+    const [at, found] = await Promise.all([page.get("/cluster"), page.get("/cluster/elections")]);
     show(content, view(page, at));
+    if (at.ready) show(elections, electionPanel(found));
   });
-  page.get("/cluster/elections").then(
-    (found) => show(elections, electionPanel(found)),
-    () => {},
-  );
   await first;
 }
 
@@ -27,7 +24,7 @@ function view(page, at) {
     return panel(null, empty("No broker is registered", "Start one that knows these NameServers.", `penstock broker --nameservers ${at.nameservers.join(";")}`));
   }
   const columns = [
-    { label: "Broker", cell: (row) => [h("span", { class: "name" }, row.name), " ", row.is_master ? badge("master", "accent") : badge(`replica ${row.id}`), row.problem && badge("does not answer", "bad")] },
+    { label: "Broker", cell: (row) => [h("span", { class: "name" }, row.name), " ", row.is_master ? badge("master", "accent") : badge(row.id ? `replica ${row.id}` : "replica"), " ", row.state === "down" ? badge("down", "bad") : row.state === "silent" && badge("does not answer", "bad")] },
     { label: "Address", cell: (row) => h("span", { class: "nowrap" }, row.address) },
     { label: "Role", cell: (row) => (row.role ? row.role.replaceAll("_", " ") : unknown()) },
     { label: "In sync", cell: (row) => (row.is_master ? "" : row.in_sync === null ? unknown() : row.in_sync ? badge("in sync", "good") : badge("behind", "warn")) },
@@ -35,32 +32,34 @@ function view(page, at) {
     { label: "Stored/s", num: true, cell: (row) => rate(row.rate_in) },
     { label: "Read/s", num: true, cell: (row) => rate(row.rate_out) },
     { label: "Disk", num: true, cell: (row) => h("span", { class: "nowrap" }, usage(row.disk_used), percent(row.disk_used)) },
-    { label: "Started", num: true, cell: (row) => ago(row.started_ms) },
+    { label: "Started", num: true, cell: (row) => (row.state === "up" ? ago(row.started_ms) : h("span", { class: "muted" }, "last answer ", ago(row.seen_ms))) },
     { label: "", num: true, cell: (row) => h("button", { class: "small", type: "button", onclick: () => broker(page, row) }, "Details") },
   ];
   return [
     at.problem && note("bad", at.problem),
     ...at.clusters.map((name) => {
       const rows = at.brokers.filter((row) => row.cluster === name);
-      return panel(name, table(columns, rows, { key: (row) => `${row.name}/${row.id}` }), { foot: `NameServers: ${at.nameservers.join(", ")}` });
+      rows.sort((one, other) => one.name.localeCompare(other.name) || other.is_master - one.is_master || one.id - other.id);
+      return panel(name, table(columns, rows, { key: (row) => row.address }), { foot: `NameServers: ${at.nameservers.join(", ")}` });
     }),
-    ...at.brokers.filter((row) => row.problem || row.replication_error).map((row) => note("bad", `${row.name} ${row.id}: ${row.problem || row.replication_error}`)),
+    ...at.brokers.filter((row) => row.problem || row.replication_error).map((row) => note("bad", `${row.name} (${row.address}): ${row.problem || row.replication_error}`)),
   ];
 }
 
 async function broker(page, row) {
   const settings = h("div", {}, h("p", { class: "muted" }, "Reading the settings …"));
   dialog(
-    `${row.name} ${row.is_master ? "(master)" : `(replica ${row.id})`}`,
+    `${row.name} (${row.is_master ? "master" : row.id ? `replica ${row.id}` : row.address})`,
     [
       facts([
         ["Version", row.penstock_version ? `Penstock ${row.penstock_version}, as RocketMQ ${row.version || "unknown"}` : row.version || unknown()],
         ["Log", [bytes(row.log_bytes), row.earliest_ms ? [", since ", time(row.earliest_ms)] : ""]],
         ["Stored today", count(row.stored_today)],
+        ["Log end", row.log_end === null ? unknown() : [count(row.log_end), row.state !== "up" && " when it answered last"]],
         ["Epoch", row.epoch === null ? "none" : String(row.epoch)],
         row.controllers.length > 0 && ["Controllers", row.controllers.join(", ")],
       ]),
-      settings,
+      row.state === "up" ? settings : note("bad", row.problem),
     ],
     (close) => [
       row.is_master && may("admin") && h("button", { type: "button", onclick: () => writes(row, false) }, "Stop writes"),
@@ -69,6 +68,7 @@ async function broker(page, row) {
     ],
     { large: true },
   );
+  if (row.state !== "up") return;
   const path = `/cluster/brokers/${part(row.name)}/${row.id}/settings`;
   try {
     const found = await page.get(path);
@@ -112,15 +112,17 @@ function writes(row, allowed) {
 }
 
 function electionPanel(found) {
+  const problems = found.problems.map((one) => note("warn", `The elections of ${one.broker} are not current: ${one.problem}`));
   if (!found.rows.length) {
+    if (problems.length) return problems;
     return panel("Elections", body(h("p", { class: "muted" }, "No controller tells of elections. Masters are fixed, or the controllers are Apache's, which keep none.")));
   }
   const columns = [
     { label: "Time", cell: (row) => time(row.time_ms) },
     { label: "Broker", cell: (row) => row.broker },
     { label: "Epoch", num: true, cell: (row) => count(row.epoch) },
-    { label: "Master", num: true, cell: (row) => count(row.master_id) },
+    { label: "New master", cell: (row) => (row.master_id < 0 ? "none" : [row.master_address && h("span", { class: "nowrap" }, row.master_address), ` (id ${row.master_id})`]) },
     { label: "Reason", cell: (row) => row.reason },
   ];
-  return panel("Elections", table(columns, found.rows));
+  return [...problems, panel("Elections", table(columns, found.rows, { key: (row) => `${row.broker}/${row.epoch}` }), { id: "elections" })];
 }
