@@ -43,9 +43,9 @@ from penstock.client.admin.admin_waiting import (
 )
 from penstock.client.admin.replication.admin_promotion import PromotionAdmin, PromotionPlan
 from penstock.client.admin.replication.admin_replication import (
-    ControlledReplica,
     Election,
     ElectionHistory,
+    KnownReplica,
     ReplicaStatus,
 )
 
@@ -56,7 +56,6 @@ __all__ = [
     "BrokerRuntimeInfo",
     "BrokerState",
     "ClusterState",
-    "ControlledReplica",
     "DirectResult",
     "Election",
     "ElectionHistory",
@@ -65,6 +64,7 @@ __all__ = [
     "GroupMembers",
     "GroupProgress",
     "GroupSettings",
+    "KnownReplica",
     "Member",
     "MessagePage",
     "OpenTransaction",

@@ -2,8 +2,8 @@
 
 from penstock.client.admin.async_admin import (
     BrokerAddress,
-    ControlledReplica,
     ElectionHistory,
+    KnownReplica,
     ReplicaStatus,
 )
 from penstock.console.monitoring.alarms import find_alarms
@@ -16,8 +16,8 @@ SLAVE = BrokerAddress("C", "broker-a", 2, "10.0.0.2:10911")
 SET = ElectionHistory(
     "broker-a",
     replicas=(
-        ControlledReplica(1, MASTER.address, is_alive=False, in_sync=False, is_master=False),
-        ControlledReplica(2, SLAVE.address, is_alive=True, in_sync=True, is_master=True),
+        KnownReplica(1, MASTER.address, is_alive=False, in_sync=False, is_master=False),
+        KnownReplica(2, SLAVE.address, is_alive=True, in_sync=True, is_master=True),
     ),
 )
 

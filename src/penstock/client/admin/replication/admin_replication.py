@@ -37,7 +37,7 @@ class Election:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlledReplica:
+class KnownReplica:
     """A replica as the controllers know it, registered with the NameServers or not."""
 
     id: int
@@ -55,7 +55,7 @@ class ElectionHistory:
 
     broker: str
     elections: tuple[Election, ...] = ()
-    replicas: tuple[ControlledReplica, ...] = ()
+    replicas: tuple[KnownReplica, ...] = ()
     problem: PenstockError | None = None
     """Why they are unknown: no controller answered."""
 
@@ -167,7 +167,7 @@ def _history(name: str, info: ReplicasInfoWithHistory) -> ElectionHistory:
         for one in info.election_history
     )
     replicas = (
-        ControlledReplica(
+        KnownReplica(
             id=one.broker_id,
             address=one.broker_address or "",
             is_alive=one.alive,
