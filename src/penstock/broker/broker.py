@@ -38,6 +38,7 @@ from penstock.broker.consumers.queue_locks import LockRequests, QueueLocks
 from penstock.broker.consumers.unread_deletions import UnreadDeletions
 from penstock.broker.context import BrokerContext
 from penstock.broker.delay.delay_levels import Delay
+from penstock.broker.delay.timers import OldTimer
 from penstock.broker.filter.filters import Filters
 from penstock.broker.long_polling import LongPolling
 from penstock.broker.master_services import HandlerFamily, MasterServices, TimedService
@@ -124,8 +125,7 @@ class Broker:
             self.replicated = ReplicatedTables(context, self._assignments.modes, state)
             context.persistence.save(state)()
         else:
-            delivered = take_over(context, state, now_ms) if state.content.slave else ()
-            self.master = MasterServices(context, host, now_ms, delivered=delivered)
+            self.master = self._make_master(state, host, now_ms)
         self.pull = PullHandler(context)
         self.router = self._make_router()
         self._timed: tuple[TimedService, ...] = () if self.master is None else self.master.timed
@@ -134,6 +134,19 @@ class Broker:
         self._permission = settings.current.broker.permission
         self._settings_changed(settings.current)
         settings.listeners.append(self._settings_changed)
+
+    def _make_master(self, state: ReplicaState, host: str, now_ms: int) -> MasterServices:
+        """The services of a master, which may have been a slave."""
+        context = self.context
+        if not state.takes_over:
+            return MasterServices(context, host, now_ms)
+
+        def timer_rebuilt() -> None:
+            state.timer_rebuilt()
+            context.effects.put(PersistSoon(state))
+
+        delivered = take_over(context, state, now_ms)
+        return MasterServices(context, host, now_ms, old_timer=OldTimer(delivered, timer_rebuilt))
 
     def _make_router(self) -> Router:
         families = self._families()

@@ -7,15 +7,14 @@ becomes a master creates them, and they find their state in the log and in the t
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.broker.admin.replica_tables import ReplicaTables
 from penstock.broker.context import BrokerContext
 from penstock.broker.delay.delay_redirect import DelayRedirect
-from penstock.broker.delay.delivery_time import TimerKey
 from penstock.broker.delay.recall import Recall
-from penstock.broker.delay.timers import Timers
+from penstock.broker.delay.timers import OldTimer, Timers
 from penstock.broker.pop.pop_message import Pop
 from penstock.broker.redirect import Redirects
 from penstock.broker.request_reply import Replies
@@ -64,9 +63,9 @@ class MasterServices:
         host: str,
         now_ms: int,
         *,
-        delivered: Container[TimerKey] = (),
+        old_timer: OldTimer | None = None,
     ) -> None:
-        """`delivered` are timer messages that the master before this one has delivered."""
+        """`old_timer` is that of the master before this one."""
         settings, store = context.settings, context.store
         store_host = encode_host(host)
         self.dead_letters = DeadLetterQueues(context)
@@ -79,7 +78,7 @@ class MasterServices:
             context.rewriter,
             context.effects,
             now_ms=now_ms,
-            delivered=delivered,
+            old=old_timer,
         )
         delayed = DelayRedirect(context.delay, self.timers)
         self.transactions = Transactions(context, store_host, delayed, now_ms)

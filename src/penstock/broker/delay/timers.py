@@ -10,9 +10,9 @@ disk: after a crash some are delivered twice, but none is lost.
 """
 
 import logging
-from collections.abc import Container
+from collections.abc import Callable, Container
 from concurrent.futures import Future
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.broker.delay.delivery_time import (
     TimerKey,
@@ -90,6 +90,15 @@ PROPERTIES_SPARE: Final = 192
 _TIMER: Final = TOPIC_TIMER.encode()
 
 
+class OldTimer(NamedTuple):
+    """The timer of the master that was replaced."""
+
+    delivered: Container[TimerKey]
+    """What it has delivered: a rebuild leaves that out."""
+    forget: Callable[[], object]
+    """Called when a rebuild is on the disk."""
+
+
 class Timers:
     """The timer of a broker."""
 
@@ -103,15 +112,15 @@ class Timers:
         effects: EffectQueue,
         *,
         now_ms: int,
-        delivered: Container[TimerKey] = (),
+        old: OldTimer | None = None,
     ) -> None:
-        """A rebuild leaves out messages that another broker has `delivered`."""
+        """`old` is the timer of the master that this one replaces."""
         self._settings = settings
         self._store = store
         self._topics = topics
         self._rewriter = rewriter
         self._effects = effects
-        self._delivered = delivered
+        self._old = old
         config = store.config
         self.metrics = TimerMetrics()
         self.metrics.load(persistence.file(TimerMetrics.FILE))
@@ -137,6 +146,10 @@ class Timers:
         # Progress that is saved once the log is flushed up to the second value.
         self._unflushed: tuple[TimerProgress, int] | None = None
         self._saved_state = self._state()
+        self._writes_progress = False
+        self._needs_old = old is not None
+        if self.enqueue.caught_up:
+            self._forget_old()
 
     def _start(self, *, rebuild: bool, now_ms: int) -> None:
         self.prefetch = TimerPrefetch(self._store, self.files)
@@ -146,7 +159,7 @@ class Timers:
             self.prefetch,
             self.metrics,
             rebuild=rebuild,
-            delivered=self._delivered,
+            delivered=() if self._old is None else self._old.delivered,
         )
         if rebuild:
             self.metrics.counts.clear()
@@ -459,6 +472,7 @@ class Timers:
             self._period_ms = min(2 * self._period_ms, IDLE_SAVE_MS)
         if progress_to_save is not None or self.files.log.unwritten:
             work = self.files.flush_job(progress_to_save, self._store.log.begin())
+            self._writes_progress = progress_to_save is not None
             self._writing = self._store.disk.submit(work)
             self._wake_at(now_ms + (POLL_MS if self._store.disk.threads else 0))
         elif self._unflushed is not None and not self._store.flusher.failed():
@@ -474,11 +488,19 @@ class Timers:
         if error is None:
             self.files.flush_done()
             self.enqueue.done_to_ms = self.files.done_to_ms
+            if self._writes_progress:
+                self._forget_old()
         elif isinstance(error, OSError | PenstockError):
             log.error("can't write the timer's files, will retry: %s", error)
             self._saved_state = (-1, -1, -1)
         else:
             raise error
+
+    def _forget_old(self) -> None:
+        """The progress on the disk is that of this timer: a restart needs the old one no more."""
+        if self._needs_old and self._old is not None and not self.files.rebuilding:
+            self._needs_old = False
+            self._old.forget()
 
     def _wait_for_jobs(self) -> None:
         """Wait for all work in the thread pool."""

@@ -5,6 +5,7 @@
 | `slave` | The broker was a slave when the file was written. A master writes `false`. |
 | `topicsTo` | The topic table has every topic with messages before this log offset. Others were deleted at the master: their queues do not bring them back. |
 | `timerReadMs`, `timerQueueOffset` | The progress of the master's timer (request GET_TIMER_CHECK_POINT). |
+| `timerRebuilding` | This broker is a master since, and its timer has not read its queue again: if it is restarted, it needs the progress of the old master once more. |
 | `deliveredFrom` | What the master has delivered since the tables were copied is in the log from here on; 0 if that is not known. |
 | `masterBegin` | Where the log of the master began when it was last asked; -1 if that is not known. |
 | `commits` | Offsets that consumers have committed at this slave and that the master lacks, by `topic@group` and queue id. They are sent to the master when it is back. |
@@ -32,6 +33,7 @@ class ReplicaFile(Body):
     topics_to: Long = 0
     timer_read_ms: Long = 0
     timer_queue_offset: Long = 0
+    timer_rebuilding: bool = False
     delivered_from: Long = 0
     master_begin: Long = -1
     commits: dict[str, dict[int, Long]] = {}
@@ -58,7 +60,8 @@ class ReplicaState:
 
     def update(self, **changes: Any) -> None:
         """Change members; the file is written soon."""
-        content = msgspec.structs.replace(self.content, slave=True, **changes)
+        changes |= {"slave": True, "timer_rebuilding": False}
+        content = msgspec.structs.replace(self.content, **changes)
         if content != self.content:
             self.content = content
             self.dirty = True
@@ -79,8 +82,25 @@ class ReplicaState:
                 found[group, topic, queue_id] = offset
         return found
 
-    def clear(self) -> None:
-        """The broker is a master now; what is known about topics stays true."""
+    @property
+    def takes_over(self) -> bool:
+        """Whether a master that starts takes over from another one."""
+        return self.content.slave or self.content.timer_rebuilding
+
+    def begin_master(self) -> None:
+        """The broker is a master now."""
+        noted = self.content
+        self.content = ReplicaFile(
+            topics_to=noted.topics_to,
+            timer_read_ms=noted.timer_read_ms,
+            timer_queue_offset=noted.timer_queue_offset,
+            timer_rebuilding=True,
+            delivered_from=noted.delivered_from,
+        )
+        self.dirty = True
+
+    def timer_rebuilt(self) -> None:
+        """The master has taken over all; what is known about topics stays true."""
         self.content = ReplicaFile(topics_to=self.content.topics_to)
         self.dirty = True
 

@@ -1,7 +1,8 @@
 """A slave becomes the master: its tables and files are made ready for the services that write.
 
 This happens when a broker is opened as a master over the store of a slave, before its services are
-created. It is done once: then the note of the slave is cleared.
+created. 3. is repeated if the broker is restarted before its timer has read its queue again: only
+the log shows what was delivered. After that, the note of the slave is cleared.
 
 1. Consumer offsets behind the end of their queue are set to that end. The old master had messages
    that never arrived here; new ones get their offsets.
@@ -37,13 +38,21 @@ def take_over(context: BrokerContext, state: ReplicaState, now_ms: int) -> Conta
 
     Waits for the disk.
     """
-    log.info("this broker was a slave and is a master now")
-    persistence = context.persistence
-    _limit_offsets(context, now_ms)
     delivered = DeliveredMessages()
     delivered.search(context.store, state.content.delivered_from)
-    delivered.advance(context.store, context.delay.table, now_ms)
+    if state.content.slave:
+        log.info("this broker was a slave and is a master now")
+        _take_over_tables(context, delivered, now_ms)
     _mark_timer(context, state.content, now_ms)
+    state.begin_master()
+    context.persistence.save(state)()
+    return delivered.timers
+
+
+def _take_over_tables(context: BrokerContext, delivered: DeliveredMessages, now_ms: int) -> None:
+    persistence = context.persistence
+    _limit_offsets(context, now_ms)
+    delivered.advance(context.store, context.delay.table, now_ms)
     transactions = TransactionTable()
     transactions.load(persistence.file(TransactionTable.FILE))
     if transactions.searched_to:
@@ -51,9 +60,6 @@ def take_over(context: BrokerContext, state: ReplicaState, now_ms: int) -> Conta
         persistence.save(transactions)()
     persistence.save(context.offsets.table)()
     persistence.save(context.delay.table)()
-    state.clear()
-    persistence.save(state)()
-    return delivered.timers
 
 
 def _limit_offsets(context: BrokerContext, now_ms: int) -> None:

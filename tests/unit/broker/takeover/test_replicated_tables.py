@@ -8,9 +8,11 @@ import pytest
 from penstock.broker.auth.sealed_table import seal, unseal
 from penstock.broker.auth.users import SUPER, AccessTable, User
 from penstock.broker.replicas.replica_role import ReplicaRole
+from penstock.broker.replicas.replica_state import ReplicaState
 from penstock.broker.takeover.replicated_tables import ReplicatedTables
 from penstock.broker.takeover.takeover import LATE_MS
 from penstock.errors import BodyError
+from penstock.rpc.answers import PersistSoon
 from penstock.store.store import MessageStore
 from penstock.wire.bodies.client_bodies import (
     DataVersion,
@@ -38,6 +40,16 @@ def run(steps: Iterable[None]) -> None:
 def tables_of(env: BrokerFixture) -> ReplicatedTables:
     assert env.broker.replicated is not None
     return env.broker.replicated
+
+
+def noted(env: BrokerFixture) -> ReplicaState:
+    """The note on the disk, after all files that are due are written."""
+    for effect in env.broker.effects.take():
+        if isinstance(effect, PersistSoon):
+            env.context.persistence.save(effect.table)()
+    state = ReplicaState()
+    state.load(env.context.persistence.file(ReplicaState.FILE))
+    return state
 
 
 def offsets(**queues: int) -> ConsumerOffsetSerializeWrapper:
@@ -233,6 +245,26 @@ def test_the_timer_leaves_out_what_was_delivered(tmp_path: Path, noted: bool) ->
         for _ in range(100):
             env.tick(1_000)
         assert bodies(env.pull()) == [b"0", b"1", b"2", b"later"]
+
+
+@pytest.mark.parametrize("seconds", [0, 1], ids=["before the rebuild", "after it"])
+def test_a_new_master_that_restarts_still_knows_what_was_delivered(
+    tmp_path: Path, seconds: int
+) -> None:
+    deliver(tmp_path, {"TIMER_DELIVER_MS": str(NOW_MS + 1_000)}, count=3, seconds=3)
+    with broker_fixture(tmp_path, settings(), role=ReplicaRole(slave=True)) as env:
+        tables_of(env).replace_timer_progress(
+            TimerCheckpoint(last_read_time_ms=NOW_MS + LATE_MS, last_timer_queue_offset=3)
+        )
+    with broker_fixture(tmp_path, settings(slave=False)) as env:
+        for _ in range(seconds * 50):
+            env.tick(20)
+        assert noted(env).takes_over == (seconds == 0)
+    with broker_fixture(tmp_path, settings(slave=False)) as env:
+        for _ in range(100):
+            env.tick(1_000)
+        assert bodies(env.pull()) == [b"0", b"1", b"2"]
+        assert not noted(env).takes_over
 
 
 def test_a_timer_message_that_was_late_is_not_lost(tmp_path: Path) -> None:
