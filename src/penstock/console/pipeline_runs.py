@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.user_directories import user_directory
+
 RUNS_MAX = 200
 BATCHES_MAX = 60
 DIRECTORY_VARIABLE = "PENSTOCK_PIPELINE_RUNS"
@@ -54,8 +56,7 @@ def default_directory() -> Path:
     given = os.environ.get(DIRECTORY_VARIABLE)
     if given:
         return Path(given)
-    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(state) / "penstock" / "pipelines"
+    return user_directory("XDG_STATE_HOME", ".local/state") / "penstock" / "pipelines"
 
 
 class RunRecorder:

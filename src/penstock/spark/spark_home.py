@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from penstock.user_directories import user_directory
+
 _PYTHON: Final = "python"
 """The directory of SPARK_HOME that holds the zip."""
 
@@ -59,7 +61,7 @@ def made_home(
     name = hashlib.sha256(identity.encode()).hexdigest()[:16]
     try:
         return _make(cache(kind) / name, fill, is_complete)
-    except (OSError, RuntimeError):  # the home directory is unknown, full or read-only
+    except OSError:  # the home directory is full or read-only
         folder = Path(tempfile.mkdtemp(prefix=f"penstock-{kind}-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return _make(folder / name, fill, is_complete)
@@ -67,9 +69,7 @@ def made_home(
 
 def cache(kind: str) -> Path:
     """The cache directory for `java` or `spark`."""
-    place = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(place) if os.path.isabs(place) else Path.home() / ".cache"
-    return root / "penstock" / kind
+    return user_directory("XDG_CACHE_HOME", ".cache") / "penstock" / kind
 
 
 def _make(home: Path, fill: Callable[[Path], None], is_complete: Callable[[Path], bool]) -> Path:

@@ -49,6 +49,16 @@ def test_the_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config_directory() == Path("/home/me/.config/penstock")
 
 
+def test_a_user_without_a_home_directory_has_the_root_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a container that runs as any user id."""
+    monkeypatch.delenv("PENSTOCK_CONFIG_DIR")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.getuid", lambda: 123_456_789)
+    assert config_directory() == Path("/.config/penstock")
+
+
 def test_files_are_private_and_replaced_in_one_step(directory: Path) -> None:
     path = directory / "contexts.toml"
     write_private(path, "one")

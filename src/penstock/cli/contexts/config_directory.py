@@ -8,6 +8,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from penstock.user_directories import user_directory
+
 VARIABLE = "PENSTOCK_CONFIG_DIR"
 
 
@@ -16,10 +18,7 @@ def config_directory() -> Path:
     chosen = os.environ.get(VARIABLE)
     if chosen:
         return Path(chosen)
-    xdg = os.environ.get("XDG_CONFIG_HOME", "")
-    # The XDG rules: a relative path is ignored.
-    parent = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".config"
-    return parent / "penstock"
+    return user_directory("XDG_CONFIG_HOME", ".config") / "penstock"
 
 
 def write_private(path: Path, text: str) -> None:
