@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -343,10 +344,10 @@ class Cluster:
         try:
             async with asyncio.timeout(CALL_MS / 1000):
                 reader, writer = await asyncio.open_connection(host, int(port))
-                request = "POST /v3/maintenance/status HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}"
-                writer.write(request.encode())
-                text = await reader.read()
-                writer.close()
+                with contextlib.closing(writer):
+                    request = "POST /v3/maintenance/status HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}"
+                    writer.write(request.encode())
+                    text = await reader.read()
             status: dict[str, Any] = json.loads(text.partition(b"\r\n\r\n")[2])
         except (OSError, TimeoutError, ValueError):
             return {}
