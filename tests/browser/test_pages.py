@@ -133,7 +133,8 @@ def test_the_cluster_shows_brokers_and_their_settings(open_page: Open, traffic: 
     states = traffic.call(traffic.admin.cluster()).brokers
     rows = page.rows()
     assert {cells[1] for cells in rows.values()} == {state.broker.address for state in states}
-    page.find("tr[data-key='broker-a/0']").get_by_role("button", name="Details").click()
+    address = next(state.broker.address for state in states if state.broker.name == "broker-a")
+    page.find(f"tr[data-key='{address}']").get_by_role("button", name="Details").click()
     settings = page.rows("dialog")
     expected = traffic.call(traffic.admin.broker_settings("broker-a"))
     assert settings["listenPort"][1] == expected["listenPort"]

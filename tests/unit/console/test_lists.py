@@ -61,13 +61,14 @@ def test_the_state_of_a_group(console: TestedConsole) -> None:
         "fresh": group_figures(5, 500),
         "done": group_figures(0, 0, 0),
         "strange": group_figures(None, None),
+        "left": group_figures(None, None, 0),
     }
     names = [*figures, "unmeasured"]
     console.show(snapshot(groups={n: group(n) for n in names}, group_figures=figures))
     rows = {row["name"]: row["state"] for row in console.get("/groups").json()["rows"]}
     assert rows == {
         "behind": "behind", "offline": "offline", "fresh": "current", "done": "current",
-        "strange": "unknown", "unmeasured": "unknown",
+        "strange": "unknown", "left": "offline", "unmeasured": "unknown",
     }  # fmt: skip
     behind = console.get("/groups?state=behind").json()["rows"]
     assert [row["name"] for row in behind] == ["behind"]

@@ -249,10 +249,13 @@ def _broadcast(e: MessageEvidence) -> MessageConclusion | None:
 
 
 def _popped(e: MessageEvidence) -> MessageConclusion:
+    text = "A POP consumer received the message."
+    if e.deliveries and e.deliveries[-1].success:
+        text += " By a trace, its handler succeeded."
     return MessageConclusion(
         Verdict.POPPED,
-        "A POP consumer received the message. Brokers do not tell whether it was acknowledged;"
-        " if it is not, it is delivered again after its invisible time.",
+        f"{text} Brokers do not tell whether it was acknowledged; if it is not, it is delivered"
+        " again after its invisible time.",
         _again(e),
     )
 
@@ -269,6 +272,9 @@ def _passed(e: MessageEvidence) -> MessageConclusion | None:
     if isinstance(e.matches, Unknown):
         text = "The group is past the message, but whether its filter accepted it is not known"
         return MessageConclusion(Verdict.UNKNOWN, f"{text}: {e.matches.reason}.", _explain_group(e))
+    if e.pops_in_order:
+        text = f"The group {e.group} acknowledged the message: it pops in order, and its committed"
+        return MessageConclusion(Verdict.CONSUMED, f"{text} offset is past it.", _resend(e))
     if e.pops:
         return _popped(e)
     text = f"The group {e.group} consumed the message: its committed offset is past it."

@@ -190,6 +190,16 @@ class MessageEvidence(MembershipEvidence):
     """Deliveries to the group, by the traces of its consumers; empty if they write none."""
 
     @property
+    def pops_in_order(self) -> bool:
+        """Whether the group pops the message's queue in order: an acknowledgement, not a pop, moves
+        its offset there."""
+        at = self.message
+        if not self.pops or at is None or isinstance(self.settings, Unknown):
+            return False
+        settings = self.settings.get(at.broker)
+        return settings is not None and settings.orderly
+
+    @property
     def queue(self) -> MessageQueue | None:
         """The queue of the message."""
         at = self.message

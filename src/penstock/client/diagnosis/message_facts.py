@@ -370,12 +370,18 @@ def _pop(e: MessageEvidence) -> Fact | None:
     if not e.pops or e.message is None:
         return None
     text = "The group consumes with POP"
+    if e.pops_in_order and e.passed is True:
+        why = "only acknowledgements move its offset"
+        return Fact(FactKind.POP, OK, f"{text} in order; the message was acknowledged: {why}.")
     if e.passed is True:
         return Fact(
             FactKind.POP,
             UNKNOWN,
             f"{text}: the message was popped, and brokers do not tell whether it was acknowledged.",
         )
+    if e.pops_in_order:
+        text = f"{text} in order; the message was not acknowledged yet."
+        return Fact(FactKind.POP, OK, text)
     return Fact(FactKind.POP, OK, f"{text}; the message was not popped yet.")
 
 

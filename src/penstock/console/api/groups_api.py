@@ -10,10 +10,11 @@ from penstock.console.api.overview_api import first_snapshot
 from penstock.console.endpoints import ApiCall, endpoint
 from penstock.console.messages.facts import facts_json
 from penstock.console.monitoring.cluster_snapshot import ClusterSnapshot
+from penstock.console.monitoring.group_work import GroupWork, OldestInWork, read_group_work
 from penstock.console.monitoring.lag import group_lag, group_lag_ms, queue_lag, queue_lag_ms
 from penstock.console.paging import PARAMETERS, page_of
 from penstock.console.security.accounts import Role
-from penstock.errors import GroupNotExist, InvalidParameter, PenstockError
+from penstock.errors import GroupNotExist, InvalidParameter
 from penstock.wire.codes import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 BEHIND_MS = 10_000
@@ -54,7 +55,12 @@ async def list_groups(call: ApiCall) -> object:
 
 @endpoint("GET", "/groups/{name}")
 async def describe(call: ApiCall) -> object:
-    """A group: its members, its progress in each queue, its subscriptions and settings."""
+    """A group: its members, its progress in each queue, its subscriptions and settings.
+
+    `oldest_in_work` is the oldest message that a member has received and not acknowledged, with its
+    store time, and with the time since when it is in work if the member tells it. It is null if
+    nothing is in work, or if it is unknown; then `oldest_in_work_problem` says why.
+    """
     name, admin = call.path("name"), call.admin
     infos = {info.name: info for info in await admin.groups(system=True)}
     members = await admin.members(name)
@@ -64,7 +70,7 @@ async def describe(call: ApiCall) -> object:
             f"there is no group {name}", hint="check its name; the page Groups lists them"
         )
     progress = await admin.progress(name)
-    owners, silent = await _owners(call, [member.client_id for member in members.members])
+    work = await read_group_work(admin, name, [member.client_id for member in members.members])
     dead = call.console.watch.snapshot.topic_figures.get(DLQ_TOPIC_PREFIX + name)
     return {
         "name": name,
@@ -77,7 +83,9 @@ async def describe(call: ApiCall) -> object:
         "dead_letters": dead.messages if dead is not None else None,
         "has_dead_letters": DLQ_TOPIC_PREFIX + name in call.console.watch.snapshot.topics,
         "unreachable": sorted({*progress.unreachable, *members.unreachable}),
-        "silent_members": silent,
+        "silent_members": list(work.silent),
+        "oldest_in_work": _oldest_row(work.oldest),
+        "oldest_in_work_problem": work.problem,
         "members": [
             {
                 "client_id": member.client_id,
@@ -85,7 +93,7 @@ async def describe(call: ApiCall) -> object:
                 "language": member.language,
                 "version": member.version_text,
                 "brokers": list(member.brokers),
-                "queues": sum(owner["client_id"] == member.client_id for owner in owners.values()),
+                "queues": sum(one.client_id == member.client_id for one in work.queues.values()),
             }
             for member in members.members
         ],
@@ -94,7 +102,7 @@ async def describe(call: ApiCall) -> object:
             for one in members.subscriptions
         ],
         "topics": sorted({one.queue.topic for one in progress.queues}),
-        "queues": [_queue_row(one, owners) for one in progress.queues],
+        "queues": [_queue_row(one, work) for one in progress.queues],
         "settings": {
             broker: {field: getattr(settings, field) for field in _CHANGES}
             for broker, settings in (info.brokers if info is not None else {}).items()
@@ -102,9 +110,10 @@ async def describe(call: ApiCall) -> object:
     }
 
 
-def _queue_row(one: QueueProgress, owners: "Owners") -> dict[str, object]:
+def _queue_row(one: QueueProgress, work: GroupWork) -> dict[str, object]:
     """The progress in a queue, and which member has it."""
     queue = one.queue
+    owner = work.queues.get(queue)
     return {
         "topic": queue.topic,
         "broker": queue.broker_name,
@@ -115,7 +124,24 @@ def _queue_row(one: QueueProgress, owners: "Owners") -> dict[str, object]:
         "lag": queue_lag(one),
         "lag_ms": queue_lag_ms(one),
         "consumed_ms": one.consumed_ms,
-        **owners.get((queue.topic, queue.broker_name, queue.queue_id), _NOBODY),
+        "client_id": owner.client_id if owner else None,
+        "in_work": owner.count if owner else None,
+        "oldest_offset": owner.oldest_offset if owner else None,
+        "last_consume_ms": owner.last_consume_ms if owner else None,
+    }
+
+
+def _oldest_row(oldest: OldestInWork | None) -> dict[str, object] | None:
+    if oldest is None:
+        return None
+    return {
+        "topic": oldest.queue.topic,
+        "broker": oldest.queue.broker_name,
+        "queue": oldest.queue.queue_id,
+        "offset": oldest.offset,
+        "store_ms": oldest.store_ms,
+        "since_ms": oldest.work.since_ms,
+        "client_id": oldest.work.client_id,
     }
 
 
@@ -179,44 +205,6 @@ async def delete(call: ApiCall) -> object:
     return {"deleted": name, "brokers": brokers}
 
 
-_NOBODY: Mapping[str, Any] = {
-    "client_id": None,
-    "in_work": None,
-    "oldest_offset": None,
-    "last_consume_ms": None,
-}
-
-Owners = dict[tuple[str, str, int], dict[str, Any]]
-
-
-async def _owners(call: ApiCall, client_ids: list[str]) -> tuple[Owners, list[str]]:
-    """Who has each queue and what is in work there, as the members themselves say; and those that
-    do not answer."""
-    found: Owners = {}
-    silent = []
-    admin, group = call.admin, call.path("name")
-    for client_id in client_ids:
-        try:
-            info = await admin.running_info(group, client_id)
-        except PenstockError:
-            silent.append(client_id)
-            continue
-        for queue, popped in info.mq_pop_table.items():
-            bare = admin.bare_queue(queue)
-            key = (bare.topic, bare.broker_name, bare.queue_id)
-            found[key] = {**_NOBODY, "client_id": client_id, "in_work": popped.wait_ack_count}
-        for queue, state in info.mq_table.items():
-            bare = admin.bare_queue(queue)
-            count = state.cached_msg_count
-            found[bare.topic, bare.broker_name, bare.queue_id] = {
-                "client_id": client_id,
-                "in_work": count,
-                "oldest_offset": state.cached_msg_min_offset if count else None,
-                "last_consume_ms": state.last_consume_timestamp or None,
-            }
-    return found, silent
-
-
 def _changes(call: ApiCall) -> dict[str, Any]:
     return {
         name: call.given(name, kind)
@@ -227,10 +215,10 @@ def _changes(call: ApiCall) -> dict[str, Any]:
 
 def _state(at: ClusterSnapshot, info: GroupInfo) -> str:
     figures = at.group_figures.get(info.name)
+    if figures is not None and figures.members == 0 and figures.lag != 0:
+        return "offline"
     if figures is None or figures.lag is None:
         return "unknown"
-    if figures.lag and figures.members == 0:
-        return "offline"
     if figures.lag and (figures.lag_ms is None or figures.lag_ms >= BEHIND_MS):
         return "behind"
     return "current"

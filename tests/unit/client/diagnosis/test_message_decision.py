@@ -126,7 +126,17 @@ CASES: list[tuple[Verdict, dict[str, Any], str]] = [
         },
         "does not support SQL92",
     ),
-    (Verdict.POPPED, {"pops": True}, "POP consumer received"),
+    (Verdict.POPPED, {"pops": True}, "Brokers do not tell whether it was acknowledged"),
+    (
+        Verdict.POPPED,
+        {"pops": True, "deliveries": (Delivery("billing", NOW, "10.0.0.9", 0, success=True),)},
+        "its handler succeeded. Brokers do not tell",
+    ),
+    (
+        Verdict.CONSUMED,
+        {"pops": True, "settings": {"broker-a": replace(SETTINGS, orderly=True)}},
+        "acknowledged the message",
+    ),
     (Verdict.POPPED, {"pops": True, "retries": (RetryCopy(RETRY, 1, committed=4),)}, "POP"),
     (Verdict.UNKNOWN, {"committed": Unknown("no permission")}, "no permission"),
     (Verdict.UNKNOWN, {"retries": Unknown("no unique id")}, "past the message, but"),

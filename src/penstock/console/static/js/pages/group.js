@@ -2,7 +2,7 @@
 
 import { del, may, part, post, put } from "../api.js";
 import { h, show } from "../dom.js";
-import { ago, compact, count, countText, duration, rate, unknown } from "../format.js";
+import { ago, compact, count, countText, duration, durationText, rate, unknown } from "../format.js";
 import { ask, badge, body, command, dialog, empty, errorNote, facts, field, note, options, panel, stat, table, toast } from "../ui.js";
 
 export default async function group(page) {
@@ -44,8 +44,6 @@ export default async function group(page) {
 }
 
 function view(at) {
-  const working = at.queues.filter((queue) => queue.in_work);
-  const oldest = working.reduce((found, queue) => (found === null || (queue.lag_ms || 0) > (found.lag_ms || 0) ? queue : found), null);
   return [
     at.unreachable.length > 0 && note("warn", `Without the queues of ${at.unreachable.join(", ")}, which can't be reached.`),
     at.silent_members.length > 0 && note("warn", `These members do not tell what they do: ${at.silent_members.join(", ")}.`),
@@ -56,12 +54,24 @@ function view(at) {
       stat("Behind", compact(at.lag), { note: "messages", id: "behind" }),
       stat("Consumed", rate(at.rate_out), {}),
       stat("Members", String(at.members.length), { note: "connected", id: "members" }),
-      stat("Oldest in work", oldest ? duration(oldest.lag_ms) : at.members.length && !at.silent_members.length ? "none" : unknown(), { note: oldest ? `${oldest.topic} ${oldest.broker}/${oldest.queue} @ ${oldest.oldest_offset ?? oldest.committed}` : "" }),
+      oldestInWork(at),
       stat("Dead letters", at.has_dead_letters ? h("a", { href: `/dead-letters/${part(at.name)}` }, count(at.dead_letters)) : "0", {}),
     ),
     h("div", { class: "columns three" }, members(at), subscriptions(at), settingsPanel(at)),
     queues(at),
   ];
+}
+
+// The oldest message that a member has received and not acknowledged.
+function oldestInWork(at) {
+  const name = "Oldest in work";
+  const id = "oldest-in-work";
+  if (at.oldest_in_work_problem) return stat(name, unknown(at.oldest_in_work_problem), { note: at.oldest_in_work_problem, id });
+  if (!at.oldest_in_work) return stat(name, "none", { note: "no message is unacknowledged", id });
+  const { topic, broker: server, queue, offset, store_ms, since_ms } = at.oldest_in_work;
+  const link = h("a", { href: `/message/${part(topic)}/${part(server)}/${queue}/${offset}` }, `${topic} ${server}/${queue} @ ${offset}`);
+  const worked = since_ms === null ? "" : `, with its handler for ${durationText(Math.max(Date.now() - since_ms, 0))}`;
+  return stat(name, duration(Math.max(Date.now() - store_ms, 0)), { note: [link, worked], id });
 }
 
 function queues(at) {
