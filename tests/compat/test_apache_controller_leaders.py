@@ -7,8 +7,11 @@ registers a new replica, and elects another master; nothing that was acknowledge
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +25,7 @@ from . import apache, clusters, penstock
 from .java_session import eventually
 from .python_reading import read_bodies
 from .test_apache_controllers import BROKER, CONTROLLERS
-from .test_controller import Servers
+from .test_controller import NAME
 from .test_replication import call
 
 pytestmark = [
@@ -39,7 +42,7 @@ WITHIN_S = 60.0
 
 
 class Group:
-    """Three controllers of Apache; all of them run, except between `kill_leader` and `start`."""
+    """Three controllers of Apache, of which one may be down."""
 
     def __init__(self, directory: Path, version: str, kind: str) -> None:
         ports = apache.controller_group(COUNT)
@@ -51,6 +54,7 @@ class Group:
             )  # fmt: skip
             member.jvm = ("-Xms64m", "-Xmx384m", *apache.QUICK_START)
             self.members[member.address] = member
+        self._down = ""
 
     def start(self) -> None:
         for member in self.members.values():
@@ -62,17 +66,44 @@ class Group:
         for member in self.members.values():
             member.kill()
 
-    def leader(self, besides: str = "") -> apache.Controller:
-        """Wait until the others agree on a leader."""
+    def kill_leader(self) -> None:
+        self._down = self.leader()
+        self.members[self._down].kill()
+
+    def start_again(self) -> None:
+        self.members[self._down].start()
+        self._down = ""
+
+    def leader(self) -> str:
+        """Wait until all that run agree on a leader; it may change at any time."""
 
         def agreed() -> str:
-            named = {self._named_by(address) for address in self.members if address != besides}
+            named = {self._named_by(address) for address in self.members if address != self._down}
             found = named.pop() if len(named) == 1 else ""
-            return found if found in self.members and found != besides else ""
+            return found if found in self.members and found != self._down else ""
 
         found = eventually(agreed, within_s=WITHIN_S)
         assert found, "the controllers have no leader"
-        return self.members[found]
+        return found
+
+    def await_in_sync(self, count: int) -> dict[str, Any]:
+        """Wait until the in-sync set has this many members, all alive; what the leader says."""
+
+        def enough() -> dict[str, Any] | None:
+            code = RequestCode.CONTROLLER_GET_SYNC_STATE_DATA
+            with contextlib.suppress(PeerError):
+                answer = call(self.leader(), code, {}, json.dumps([NAME]).encode())
+                if answer.code != ResponseCode.CONTROLLER_NOT_LEADER:
+                    table = json.loads(answer.body)["replicasInfoTable"]
+                    found: dict[str, Any] = table.get(NAME, {})
+                    members = found.get("inSyncReplicas", ())
+                    alive = sum(one["alive"] for one in members)
+                    return found if len(members) == alive == count else None
+            return None
+
+        found = eventually(enough, within_s=WITHIN_S)
+        assert found, f"the in-sync set has not {count} living members"
+        return found
 
     def _named_by(self, address: str) -> str:
         try:
@@ -123,47 +154,42 @@ def test_the_leader_of_the_controllers_is_killed(
         group = Group(tmp_path, version, kind)
         stack.callback(group.kill)
         group.start()
-        leader = group.leader()
         brokers = Brokers(tmp_path, stack, names, group)
         brokers.start(3)
         producer = stack.enter_context(Producer(names.address, group="p", route_refresh_ms=500))
         sent: set[str] = set()
-        Servers(names, leader, brokers.running).await_in_sync(3)
+        group.await_in_sync(3)
         for _ in range(ROUNDS):
             send(producer, sent)
-            leader.kill()
-            next_leader = group.leader(besides=leader.address)
-            everything_works(Servers(names, next_leader, brokers.running), brokers, producer, sent)
-            leader.start()
-            leader = group.leader()
+            group.kill_leader()
+            everything_works(group, brokers, producer, sent)
+            group.start_again()
         bodies = asyncio.run(read_bodies(names.address, TOPIC))
         assert sent <= set(bodies)
 
 
-def everything_works(
-    servers: Servers, brokers: Brokers, producer: Producer, sent: set[str]
-) -> None:
-    """At this leader of the controllers."""
+def everything_works(group: Group, brokers: Brokers, producer: Producer, sent: set[str]) -> None:
+    """At another leader of the controllers."""
     count = len(brokers.running)
-    state = servers.await_in_sync(count)  # and all are alive: heartbeats arrive
+    state = group.await_in_sync(count)  # and all are alive: heartbeats arrive
     send(producer, sent)
     slave = next(one for one in brokers.running if one != state["masterAddress"])
     brokers.running[slave].kill()
-    assert servers.await_in_sync(count - 1)["masterAddress"] == state["masterAddress"]
+    assert group.await_in_sync(count - 1)["masterAddress"] == state["masterAddress"]
     brokers.start(1)
-    state = servers.await_in_sync(count)
+    state = group.await_in_sync(count)
     ids = sorted(one["brokerId"] for one in state["inSyncReplicas"])
     assert ids[-1] == count + 1, "the new replica was not registered"
     brokers.running[slave].start()
-    servers.await_in_sync(count + 1)
+    group.await_in_sync(count + 1)
     old = brokers.running[state["masterAddress"]]
     old.kill()
     send(producer, sent)
-    elected = servers.await_in_sync(count)
+    elected = group.await_in_sync(count)
     assert elected["masterAddress"] != old.address
     assert elected["masterEpoch"] == state["masterEpoch"] + 1
     old.start()
-    servers.await_in_sync(count + 1)
+    group.await_in_sync(count + 1)
 
 
 def send(producer: Producer, sent: set[str]) -> None:
