@@ -10,7 +10,7 @@ Recovery waits for the disk.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from penstock.broker.context import BrokerContext
@@ -223,10 +223,13 @@ class HalfRecovery:
         return half if half is not None and half.key else None
 
 
-def walk_log(store: MessageStore, offset: int) -> Iterator[StoredRecord]:
+def walk_log(
+    store: MessageStore, offset: int, marks: Sequence[bytes] = ()
+) -> Iterator[StoredRecord]:
     """The records of the log from `offset` on; each is valid until the next one is yielded.
 
-    Damaged parts are skipped.
+    With `marks`, only those that contain one of these texts: several times as fast. Damaged parts
+    are skipped.
     """
     stored, row, end = StoredRecord(), store.log.segments, store.confirm_offset
     least = READ_BYTES
@@ -237,10 +240,12 @@ def walk_log(store: MessageStore, offset: int) -> Iterator[StoredRecord]:
         room = segment.start + segment.size - offset
         data = segment.disk.read_at(segment.fd, min(least, room), offset - segment.start)
         stored.bind(memoryview(bytearray(data or b"\0")))
-        at = 0
+        at, mark_at = 0, _find_mark(data, 0, marks)
         while offset + at < end and stored.read(at, len(data)) == RECORD:
-            yield stored
             at += stored.size
+            if at > mark_at:
+                yield stored
+                mark_at = _find_mark(data, at, marks)
         offset, room, left = offset + at, room - at, len(data) - at
         if left < layout.BLANK_BYTES:
             if room < layout.BLANK_BYTES:
@@ -257,6 +262,14 @@ def walk_log(store: MessageStore, offset: int) -> Iterator[StoredRecord]:
             at = offset + 1 - segment.start
             found = search(part_of(segment), at, segment.size, blanks=True)
             offset = segment.start + segment.size if found is None else found
+
+
+def _find_mark(data: bytes, at: int, marks: Sequence[bytes]) -> int:
+    """Where the next of the texts begins; without texts here, with none of them the end."""
+    if not marks:
+        return at
+    found = [place for mark in marks if (place := data.find(mark, at)) >= 0]
+    return min(found, default=len(data))
 
 
 def _read(data: bytes) -> StoredRecord | None:

@@ -362,6 +362,22 @@ def test_the_log_can_be_walked_with_small_reads(
         assert found == [5, *sizes]
 
 
+def test_a_walk_can_look_for_texts(
+    env: TransactionFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also at the beginning and the end of a record, and where a read ends within the text."""
+    bodies = [b"red" + b"x" * 3000, b"x" * 50, b"x" * 2000 + b"blue", b"re", b"d", b"redblue"] * 4
+    for body in bodies:
+        env.send(body=body)
+    env.store.publish()
+    wanted = [len(body) for body in bodies if b"red" in body or b"blue" in body]
+    for most in (8, 100, 1000, 1 << 20):
+        monkeypatch.setattr(half_recovery, "READ_BYTES", most)
+        walk = half_recovery.walk_log(env.store, 0, (b"red", b"blue"))
+        assert [stored.body_length for stored in walk] == wanted
+        assert list(half_recovery.walk_log(env.store, 0, (b"green",))) == []
+
+
 # --- stores of other brokers ---------------------------------------------------------------------
 
 
