@@ -5,6 +5,7 @@ only, and no other site may embed it. A request for another host name than the c
 on a loopback address, so that a web page can't reach it by DNS rebinding.
 """
 
+import gzip
 import hashlib
 import html
 import json
@@ -117,7 +118,7 @@ async def _no_endpoint(request: Request) -> Response:
 
 
 class StaticFiles:
-    """The console's own files, in memory. Their path contains a hash of all of them."""
+    """The console's own files, in memory, also compressed. Their path has a hash of all of them."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -132,6 +133,7 @@ class StaticFiles:
         self.version = digest.hexdigest()[:12]
         page = self._files.pop("index.html").decode()
         self._page = page.replace("{version}", self.version).replace("{release}", VERSION)
+        self._compressed = {name: gzip.compress(data) for name, data in self._files.items()}
         self._shared = [
             name
             for name in self._files
@@ -162,18 +164,20 @@ class StaticFiles:
         return [script] if script in self._files else []
 
     async def icon(self, request: Request) -> Response:
-        return self._answer("icon.svg")
+        return self._answer(request, "icon.svg")
 
     async def file(self, request: Request) -> Response:
-        return self._answer(request.path_params["path"])
+        return self._answer(request, request.path_params["path"])
 
-    def _answer(self, name: str) -> Response:
+    def _answer(self, request: Request, name: str) -> Response:
         data = self._files.get(name)
         if data is None:
             return Response("not found", 404, media_type="text/plain")
-        return Response(
-            data, media_type=_TYPES[Path(name).suffix], headers={"Cache-Control": _FOREVER}
-        )
+        headers = {"Cache-Control": _FOREVER, "Vary": "Accept-Encoding"}
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            headers["Content-Encoding"] = "gzip"
+            data = self._compressed[name]
+        return Response(data, media_type=_TYPES[Path(name).suffix], headers=headers)
 
 
 def _route(console: Console, one: Endpoint) -> Route:

@@ -114,6 +114,17 @@ def test_pages_are_for_all_addresses_and_files_are_immutable(local: TestedConsol
     assert "immutable" in local.load(path).headers["cache-control"]
 
 
+def test_files_are_compressed_for_those_who_accept_it(local: TestedConsole) -> None:
+    page = local.load("/").text
+    path = page.split('rel="stylesheet" href="')[1].split('"')[0]
+    plain = local.load(path, **{"accept-encoding": "identity"})
+    small = local.load(path, **{"accept-encoding": "gzip"})
+    assert "content-encoding" not in plain.headers
+    assert small.headers["content-encoding"] == "gzip"
+    assert small.content == plain.content
+    assert int(small.headers["content-length"]) < int(plain.headers["content-length"]) / 2
+
+
 # --- a console with accounts
 
 
