@@ -38,7 +38,7 @@ class Broker(Node):
         self.brokers: dict[str, Broker] = {}
         """All brokers by address, which is their name here."""
         # On the disk:
-        self.log = DiskLog(sync_flush=mode.sync_flush)
+        self.log = DiskLog(world, self, sync_flush=mode.sync_flush)
         self.replica_id: int | None = None
         self._application: tuple[int, str] | None = None
         self.truncation: int | None = None
@@ -90,7 +90,7 @@ class Broker(Node):
             if self.log.power_cut(self.world.rng) and not self.mode.sync_flush:
                 self.damaged = True
         if disk:
-            self.log = DiskLog(sync_flush=self.mode.sync_flush)
+            self.log = DiskLog(self.world, self, sync_flush=self.mode.sync_flush)
             self.replica_id = self._application = self.truncation = None
             self.power_lost = self.damaged = False
         self.ledger.check()

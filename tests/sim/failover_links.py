@@ -14,6 +14,7 @@ from penstock.errors import LogsDiffer, ReplicationError
 from penstock.replication.epochs import Epoch, EpochHistory
 from penstock.replication.master_session import MasterSession
 from penstock.replication.slave_session import SlaveSession
+from penstock.store.put import OFFSET_MAX
 from tests.sim.failover_world import Node, World
 from tests.sim.replication_nodes import InvariantError, ModelLog
 
@@ -26,20 +27,55 @@ BLOCKED_MS = 100
 
 
 class DiskLog(ModelLog):
-    """A log with the file of its epochs, which is durable when it is stored."""
+    """A log with the file of its epochs, which a thread writes, as with `StoreSlaveLog`."""
 
-    def __init__(self, *, sync_flush: bool) -> None:
+    def __init__(self, world: World, node: Node, *, sync_flush: bool) -> None:
         super().__init__(sync_flush=sync_flush)
+        self._world, self._node = world, node
         self.saved: tuple[Epoch, ...] = ()
+        """The epochs in the file."""
+        self._stored: tuple[Epoch, ...] | None = None  # what this process has stored
+        self._saving: tuple[Epoch, ...] | None = None
+        self._epochs_known_to = OFFSET_MAX
+
+    @property
+    def acknowledged(self) -> int:
+        return min(super().acknowledged, self._epochs_known_to)
+
+    @property
+    def may_receive(self) -> bool:
+        return self._epochs_known_to == OFFSET_MAX and super().may_receive
 
     def follow(self, history: EpochHistory) -> None:
         super().follow(history)
-        self.saved = self.history.epochs
+        if self._saving is not None or self.history.epochs != self._stored:
+            self._epochs_known_to = min(self._epochs_known_to, self.end)
+        if self._saving is None:
+            self._save()
+
+    def _save(self) -> None:
+        epochs = self.history.epochs
+        if epochs == self._stored:
+            self._epochs_known_to = OFFSET_MAX
+            return
+        self._saving = epochs
+
+        def stored() -> None:
+            if self._saving is epochs:
+                self.saved = self._stored = epochs
+                self._saving = None
+                self._save()
+
+        self._world.at(self._world.rng.choice((0, 1, 20, 200)), stored, self._node)
 
     def open(self) -> int:
         """As `Replication.__init__`: load the epochs, drop those beyond the log; returns the number
-        of the newest."""
+        of the newest. A save that was under way may have reached the disk."""
         self.reopen()
+        if self._saving is not None and self._world.rng.random() < 0.5:
+            self.saved = self._saving
+        self._saving = self._stored = None
+        self._epochs_known_to = OFFSET_MAX
         self.confirmed = 0
         self.history = EpochHistory(self.saved)
         newest = self.history.last.number if self.history.last is not None else 0

@@ -53,6 +53,10 @@ class ModelLog:
     def acknowledged(self) -> int:
         return self.flushed if self.sync_flush else len(self.data)
 
+    @property
+    def may_receive(self) -> bool:
+        return self.acknowledged >= self.end
+
     def restart(self, next_offset: int, *, equal: bool = False) -> None:
         self._rest = bytearray(next_offset - len(self.data))  # the first byte of a record is zero
 

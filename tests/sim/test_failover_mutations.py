@@ -139,6 +139,16 @@ class KeepsDifference(EpochSlaveSession):
             return
 
 
+class ReceivesAtOnce(EpochSlaveSession):
+    """Does not wait until the master's epochs are stored."""
+
+    def _first_report(self, now_ms: int) -> bytes:
+        if self.log.acknowledged < self.log.end:
+            return b""
+        self._reported, self._reported_ms = self._first_offset(), now_ms
+        return self._encode_report(self._reported)
+
+
 # --- decisions
 
 
@@ -247,6 +257,7 @@ MUTATIONS: dict[str, tuple[tuple[int, ...], Rules]] = {
     "does not compare the number of the set": (CLEAN, _controller(alter=alter_without_number)),
     "swaps without comparing": (CLEAN, _controller(compares=False)),
     "decides again after a lost answer": (CLEAN, _controller(decides_again=True)),
+    "receives before it has stored any epoch": (CLEAN, _broker(slave=ReceivesAtOnce)),
 }  # fmt: skip
 
 

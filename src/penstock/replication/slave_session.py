@@ -48,6 +48,11 @@ class SlaveLog(Protocol):
     def acknowledged(self) -> int:
         """What the slave may report: flushed under sync flush, otherwise the log's end."""
 
+    @property
+    def may_receive(self) -> bool:
+        """Whether the master may begin to send: the log may be reported up to its end, and the
+        master's epochs are stored."""
+
     def restart(self, next_offset: int, *, equal: bool = False) -> None:
         """Expect bytes from an offset on: the log's end, or 1 in an empty log.
 
@@ -137,9 +142,8 @@ class SlaveSession(ABC):
             raise ReplicationError(f"the master was silent for {self.options.idle_ms} ms")
 
     def _first_report(self, now_ms: int) -> bytes:
-        """The report from which the master begins; nothing before the log is flushed."""
-        log = self.log
-        if log.acknowledged < log.end:
+        """The report from which the master begins; nothing before the log may receive."""
+        if not self.log.may_receive:
             return b""
         self._reported, self._reported_ms = self._first_offset(), now_ms
         return self._encode_report(self._reported)

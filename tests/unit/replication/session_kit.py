@@ -30,6 +30,7 @@ class SlaveBytes:
         self.next_offset = end
         self.flushed: int | None = None
         """What is flushed, under sync flush."""
+        self.epochs_stored = True
         self.segment_bytes = SEGMENT_BYTES
         self.history = history(*epochs)
         self.confirmed = -1
@@ -38,6 +39,10 @@ class SlaveBytes:
     @property
     def acknowledged(self) -> int:
         return self.end if self.flushed is None else self.flushed
+
+    @property
+    def may_receive(self) -> bool:
+        return self.epochs_stored and self.acknowledged >= self.end
 
     def restart(self, next_offset: int, *, equal: bool = False) -> None:
         self.next_offset = next_offset

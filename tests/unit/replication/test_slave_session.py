@@ -118,6 +118,17 @@ def test_the_first_report_waits_for_the_flush(kind: str) -> None:
     assert session.report(10 * REPORT_MS) == encode(300)
 
 
+def test_nothing_is_received_before_the_epochs_are_stored() -> None:
+    """After a crash the log would have no epoch in common with the master's."""
+    log = SlaveBytes()
+    log.epochs_stored = False
+    session = epochs(log)
+    greet(session, 500, (1, 0))
+    assert session.report(10 * REPORT_MS) == b""
+    log.epochs_stored = True
+    assert session.report(10 * REPORT_MS) == encode_acknowledgement(0)
+
+
 def test_the_handshake_says_who_the_slave_is() -> None:
     session = EpochSlaveSession(SlaveBytes(), options(acknowledges_flushed=True), 0)
     sent = session.start(0)

@@ -102,6 +102,12 @@ class StoreSlaveLog:
         offset = flusher.flushed() if flusher.group_commit else self._store.log.end
         return min(offset, self._epochs_known_to)
 
+    @property
+    def may_receive(self) -> bool:
+        """A log without any stored epoch would have nothing in common with the master's after a
+        crash."""
+        return self._epochs_known_to == OFFSET_MAX and self.acknowledged >= self.end
+
     def restart(self, next_offset: int, *, equal: bool = False) -> None:
         self.received.restart(next_offset, equal=equal)
 
@@ -129,7 +135,8 @@ class StoreSlaveLog:
         """Take over the master's epochs; the pool stores them.
 
         No byte of a new epoch is acknowledged before that. After a crash meanwhile, such bytes
-        count as those of an older epoch: then they are truncated and received again.
+        count as those of an older epoch: then they are truncated and received again. There is an
+        older one: nothing is received before the epochs of the handshake are stored.
         """
         self.history = EpochHistory(history.epochs)
         if self._saving is not None or self.history.epochs != self._saved:

@@ -52,7 +52,9 @@ def test_an_epoch_is_stored_before_its_bytes_are_acknowledged(tmp_path: Path) ->
     done: list[None] = []
     slave.on_saved = lambda: done.append(None)
     disk.slow = True
+    assert slave.may_receive
     slave.follow(EpochHistory([Epoch(1, 0)]))
+    assert not slave.may_receive
     slave.restart(0, equal=True)
     second = model.stored[5].offset
     slave.receive(memoryview(bytearray(log[:second])))
@@ -74,6 +76,7 @@ def test_an_epoch_is_stored_before_its_bytes_are_acknowledged(tmp_path: Path) ->
     slave.epochs_stored()
     assert saved[-1] == (Epoch(1, 0), Epoch(2, second))
     assert slave.acknowledged == len(log)
+    assert slave.may_receive
     slave.follow(EpochHistory(saved[-1]))  # they are stored already
     assert (disk.waiting, slave.acknowledged) == ([], len(log))
     disk.slow = False
