@@ -107,7 +107,7 @@ def record_run(directory: Path) -> None:
         directory,
         PipelineRun(
             id="4f2a11c0", pipeline="lake", options={"topics": "orders", "lake": "/data/lake"},
-            nameserver="127.0.0.1:9876", pid=os.getpid(), host=os.uname().nodename,
+            nameserver="127.0.0.1:9876", pid=os.getpid(), host="spark-1",
             started_ms=began_ms, updated_ms=began_ms,
         ),
     )  # fmt: skip

@@ -17,13 +17,14 @@ from playwright.sync_api import Browser, Page
 
 from .browser_kit import WAIT_MS, chromium, open_browser
 from .conftest import record_run
-from .servers import start_cluster, start_console
+from .servers import Program, kill_broker, start_cluster, start_console, taken_port
 from .traffic import Traffic
 
 IMAGES = Path(__file__).parent.parent.parent / "docs" / "images"
 SIZES = {"wide": (1440, 900), "narrow": (390, 844)}
 WARM_UP_S = 75.0
 """How long there is traffic before the first screenshot, so that charts have a line."""
+FAILOVER_MS = 60_000
 COLOURS = 256
 
 
@@ -42,9 +43,9 @@ def pages(traffic: Traffic) -> dict[str, tuple[str, str]]:
         "dead-letters": ("/dead-letters/mailer", "main tbody tr"),
         "scheduled": ("/scheduled", "main tbody tr"),
         "transactions": ("/transactions", "main tbody tr"),
-        "cluster": ("/cluster", "main tbody tr"),
         "access": ("/access", "main .panel"),
         "pipelines": ("/pipelines", "main .panel"),
+        "cluster": ("/cluster", "#elections tbody tr"),
     }
 
 
@@ -66,12 +67,28 @@ def main() -> None:
             watching.wait_for_timeout(1000 * (WARM_UP_S if not wanted or "home" in wanted else 8))
             watching.close()
             for name, (page, ready) in pages(traffic).items():
-                if not wanted or name in wanted:
+                if name == "cluster" and (not wanted or name in wanted):
+                    take_failover(browser, cluster, url, traffic)
+                elif not wanted or name in wanted:
                     take(browser, url + page, ready, name)
         finally:
             traffic.stop()
             console.stop()
             cluster.stop()
+
+
+def take_failover(browser: Browser, cluster: Program, url: str, traffic: Traffic) -> None:
+    """The page Cluster after the master was killed, while it can't start again."""
+    [master] = traffic.call(traffic.admin.masters())
+    port = int(master.address.rpartition(":")[2])
+    kill_broker(cluster, port)
+    with taken_port(port):
+        page = browser.new_page()
+        page.goto(f"{url}/cluster")
+        page.wait_for_selector("#elections tbody tr >> nth=1", timeout=FAILOVER_MS)
+        page.wait_for_selector("tr:has-text('in sync') .badge", timeout=FAILOVER_MS)
+        page.close()
+        take(browser, f"{url}/cluster", ".badge:text-is('down')", "cluster")
 
 
 def take(browser: Browser, url: str, ready: str, name: str) -> None:

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, Queue
 
@@ -115,3 +116,27 @@ def start_console(
     )
     line = program.line("^penstock console is up")
     return program, line.split(": ", 1)[1].strip().rstrip("/")
+
+
+def kill_broker(servers: Program, port: int) -> None:
+    """End the broker on a port with SIGKILL."""
+    parent = servers.process.pid
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+        if b"--port" in words and words[words.index(b"--port") + 1] == b"%d" % port:
+            os.kill(int(child), signal.SIGKILL)
+            return
+    raise AssertionError(f"no broker on port {port}")
+
+
+@contextmanager
+def taken_port(port: int) -> Iterator[None]:
+    """Keeps a port in use, so that the broker can't start again."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        while True:
+            with suppress(OSError):  # the killed process still has it
+                holder.bind(("127.0.0.1", port))
+                break
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        yield

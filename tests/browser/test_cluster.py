@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from .conftest import Open
-from .servers import Program, start_cluster, start_console
+from .servers import Program, kill_broker, start_cluster, start_console, taken_port
 
 REPLICAS = 3
 FAILOVER_MS = 60_000
@@ -30,30 +26,6 @@ def replicas(tmp_path: Path) -> Iterator[tuple[Program, str, str]]:
     yield servers, nameserver, url
     console.stop()
     servers.stop()
-
-
-def kill(servers: Program, port: int) -> None:
-    """End the broker on a port with SIGKILL."""
-    parent = servers.process.pid
-    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-        words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-        if b"--port" in words and words[words.index(b"--port") + 1] == b"%d" % port:
-            os.kill(int(child), signal.SIGKILL)
-            return
-    raise AssertionError(f"no broker on port {port}")
-
-
-@contextmanager
-def taken(port: int) -> Iterator[None]:
-    """Keeps a port in use, so that the broker can't start again."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        while True:
-            with suppress(OSError):  # the killed process still has it
-                holder.bind(("127.0.0.1", port))
-                break
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-        yield
 
 
 def last_election(nameserver: str) -> Any:
@@ -76,8 +48,8 @@ def test_a_failover_is_shown_without_a_reload(
     elections = page.find("#elections tbody tr").count()
     page.find(f"tr[data-key='{others[0]}'] button").focus()
 
-    kill(servers, int(old.rpartition(":")[2]))
-    with taken(int(old.rpartition(":")[2])):
+    kill_broker(servers, int(old.rpartition(":")[2]))
+    with taken_port(int(old.rpartition(":")[2])):
         page.find(f"tr[data-key='{old}'] .badge:text-is('down')").wait_for()
         page.find("tr:has(.badge:text-is('master')) .badge:text-is('down')").wait_for(
             state="detached"

@@ -161,7 +161,7 @@ function frame() {
       h(
         "div",
         { class: "row" },
-        h("span", {}, session.logins === "none" ? session.release : `${session.user} (${session.role})`),
+        h("span", {}, session.logins === "none" ? `Penstock ${session.release}` : `${session.user} (${session.role})`),
         session.logins !== "none" && h("button", { class: "plain small", type: "button", onclick: logOut }, "Log out"),
       ),
       h(

@@ -26,13 +26,13 @@ function view(page, at) {
   const columns = [
     { label: "Broker", cell: (row) => [h("span", { class: "name" }, row.name), " ", row.is_master ? badge("master", "accent") : badge(row.id ? `replica ${row.id}` : "replica"), " ", row.state === "down" ? badge("down", "bad") : row.state === "silent" && badge("does not answer", "bad")] },
     { label: "Address", cell: (row) => h("span", { class: "nowrap" }, row.address) },
-    { label: "Role", cell: (row) => (row.role ? row.role.replaceAll("_", " ") : unknown()) },
+    { label: "Role", cell: (row) => (row.role ? h("span", { class: "nowrap" }, row.role.replaceAll("_", " ")) : unknown()) },
     { label: "In sync", cell: (row) => (row.is_master ? "" : row.in_sync === null ? unknown() : row.in_sync ? badge("in sync", "good") : badge("behind", "warn")) },
     { label: "Behind", num: true, cell: (row) => (row.is_master ? "" : bytes(row.behind)) },
     { label: "Stored/s", num: true, cell: (row) => rate(row.rate_in) },
     { label: "Read/s", num: true, cell: (row) => rate(row.rate_out) },
     { label: "Disk", num: true, cell: (row) => h("span", { class: "nowrap" }, usage(row.disk_used), percent(row.disk_used)) },
-    { label: "Started", num: true, cell: (row) => (row.state === "up" ? ago(row.started_ms) : h("span", { class: "muted" }, "last answer ", ago(row.seen_ms))) },
+    { label: "Started", num: true, cell: (row) => ago(row.state === "up" ? row.started_ms : null) },
     { label: "", num: true, cell: (row) => h("button", { class: "small", type: "button", onclick: () => broker(page, row) }, "Details") },
   ];
   return [
@@ -42,7 +42,7 @@ function view(page, at) {
       rows.sort((one, other) => one.name.localeCompare(other.name) || other.is_master - one.is_master || one.id - other.id);
       return panel(name, table(columns, rows, { key: (row) => row.address }), { foot: `NameServers: ${at.nameservers.join(", ")}` });
     }),
-    ...at.brokers.filter((row) => row.problem || row.replication_error).map((row) => note("bad", `${row.name} (${row.address}): ${row.problem || row.replication_error}`)),
+    ...at.brokers.filter((row) => row.problem || row.replication_error).map((row) => note("bad", `${row.name} (${row.address}): ${row.problem || row.replication_error}`, row.state !== "up" && row.seen_ms && ["; its last answer was ", ago(row.seen_ms)], ".")),
   ];
 }
 

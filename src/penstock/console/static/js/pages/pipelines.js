@@ -32,13 +32,13 @@ function view(run) {
         { class: "columns" },
         facts([
           ["Started", [time(run.started_ms), ` on ${run.host}`]],
-          ["Last sign", ago(run.updated_ms)],
+          ["Last update", ago(run.updated_ms)],
           ["Rows", count(run.rows)],
           ["NameServer", run.nameserver || "unknown"],
           ...Object.entries(run.options).map(([name, value]) => [name, h("code", { class: "break" }, value)]),
         ]),
         last
-          ? h("div", { class: "stack" }, bars(run.batches.map((one) => one.rows)), facts([
+          ? h("div", { class: "stack" }, h("div", { class: "muted small" }, run.batches.length === 1 ? "Rows of the last batch" : `Rows of the last ${run.batches.length} batches`), bars(run.batches.map((one) => one.rows)), facts([
               ["Last batch", `${last.number}${last.query ? ` of ${last.query}` : ""}`],
               ["Rows", count(last.rows)],
               ["Rows per second", rateText(last.seconds ? last.rows / last.seconds : 0)],
