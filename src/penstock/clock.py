@@ -14,6 +14,9 @@ from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
+monotonic_ns = time.monotonic_ns
+"""For durations that a thread measures."""
+
 
 class Alarm(Protocol):
     """A callback that is scheduled and can be cancelled."""

@@ -11,7 +11,8 @@ that holds byte WANTED is always among those that it syncs.
 import errno
 import os
 import select
-import time
+
+from penstock.clock import monotonic_ns
 
 WANTED = 0  # log end in the page cache
 FLUSHED = 1  # log end on the disk
@@ -95,7 +96,7 @@ def _sync(state: memoryview, current: int) -> bool:
     while True:
         rolled = state[ROLLED_HEAD] < state[ROLLED_TAIL]
         fd = state[ROLLED + state[ROLLED_HEAD] % ROLLED_PLACES] if rolled else current
-        began_ns = time.monotonic_ns()
+        began_ns = monotonic_ns()
         try:
             os.fdatasync(fd)
         except OSError as error:
@@ -103,7 +104,7 @@ def _sync(state: memoryview, current: int) -> bool:
             os.eventfd_write(state[NOTIFY], 1)
             return False
         state[SYNCS] += 1
-        _count_sync(state, time.monotonic_ns() - began_ns)
+        _count_sync(state, monotonic_ns() - began_ns)
         if not rolled:
             return True
         os.close(fd)
