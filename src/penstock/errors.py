@@ -60,7 +60,9 @@ class PenstockError(Exception):
     def remark(self) -> str:
         """The text for a peer or a terminal: the message and the next step."""
         message = self.message or type(self).__name__
-        return f"{message}; {self.hint}" if self.hint else message
+        if not self.hint or message.endswith(self.hint):  # servers send their hint in the message
+            return message
+        return f"{message}; {self.hint}"
 
 
 class BadSetting(PenstockError):

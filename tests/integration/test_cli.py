@@ -58,6 +58,16 @@ def test_help_imports_nothing_heavy() -> None:
     assert result.stdout.splitlines()[-1] == "[]"
 
 
+def test_characters_that_the_locale_lacks_are_escaped() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "penstock.cli.main", "up", "--help"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert rb"HOST:PORT,\u2026" in result.stdout
+
+
 def test_version() -> None:
     assert run("--version").stdout == f"penstock, version {penstock.__version__}\n"
 

@@ -203,6 +203,7 @@ def test_dead_letters_are_sent_again_after_a_question(shop: Shop) -> None:
     assert dry.endswith("dry run: nothing was sent\n")
     asked = run(shop.up.address, *resend, stdin="n\n", code=130)
     assert f"Send 1 message to %RETRY%{GROUP} (1)?" in asked.stderr
+    assert "add --yes" in run(shop.up.address, *resend, stdin="", code=2).stderr.lower()
     assert len(shop.seen) == before
     shop.fails = False
     report = decoded(shop, *resend, "--yes", "--rate", 100)

@@ -8,6 +8,7 @@ is no (nothing found, not consumed, not healthy), 4 the answer is not known, 130
 """
 
 import importlib
+import io
 import os
 import sys
 
@@ -140,6 +141,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments or os.environ.get("PENSTOCK_DEBUG") == "1"
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(
+            stream, io.TextIOWrapper
+        ):  # where the locale lacks a character, it is escaped
+            stream.reconfigure(errors="backslashreplace")
     try:
         # --debug may be anywhere: after an error users append it to the same command line.
         rest = ["--debug"] * debug + [a for a in arguments if a != "--debug"]

@@ -27,6 +27,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 DEFAULT_BROKER = "127.0.0.1:10911"
+_JSON_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+"""Control characters that JSON allows in strings, and their escapes."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
@@ -294,11 +296,16 @@ def _with_options(
     return result  # type: ignore[no-any-return]
 
 
+def json_text(value: object, *, indent: int | None = None) -> str:
+    """A value as JSON in which no character can control the terminal."""
+    return json.dumps(value, indent=indent, ensure_ascii=False).translate(_JSON_CONTROLS)
+
+
 def print_json(value: object) -> None:
     """Print a value, such as a Struct of `penstock.cli.schemas`, as indented JSON."""
     import msgspec
 
-    print(json.dumps(msgspec.to_builtins(value, str_keys=True), indent=2, ensure_ascii=False))
+    print(json_text(msgspec.to_builtins(value, str_keys=True), indent=2))
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, err: bool = False) -> None:

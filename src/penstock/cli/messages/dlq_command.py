@@ -1,6 +1,5 @@
 """`penstock dlq …`: the dead letters of a group."""
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -22,6 +21,7 @@ from penstock.cli.remote import (
     ClusterOptions,
     cluster_options,
     json_option,
+    json_text,
     print_json,
     print_table,
     run,
@@ -196,7 +196,7 @@ def export(
     """Write dead letters of GROUP as lines of JSON, oldest first."""
     found = run(_select(cluster, group, selection))
     for letter in found.messages:
-        output.write(json.dumps(stored_json(letter), ensure_ascii=False) + "\n")
+        output.write(json_text(stored_json(letter)) + "\n")
     click.echo(f"exported {len(found.messages):,} dead letters of {group}", err=True)
     print_partial(found.partial)
     return 0

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from penstock.cli.confirmation.confirm import confirm
 from penstock.cli.messages.message_text import one_line
 from penstock.cli.query_options import print_partial
 from penstock.cli.remote import ClusterOptions, json_option, print_json, print_table, run
@@ -57,9 +58,7 @@ def plan_and_send(
         if as_json:
             print_json(_report_json(None, plan))
         return 0
-    if not yes:
-        where = _targets(plan)
-        click.confirm(f"Send {messages_text(len(plan.items))} to {where}?", abort=True, err=True)
+    confirm(f"Send {messages_text(len(plan.items))} to {_targets(plan)}?", yes=yes)
     report = run(_send(cluster, plan, rate))
     if as_json:
         print_json(_report_json(report, plan))

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import stat
 import sys
@@ -12,7 +11,7 @@ import click
 
 from penstock.cli.messages.message_text import message_json, one_line
 from penstock.cli.name_completion import topic_names
-from penstock.cli.remote import ClusterOptions, cluster_options, json_option, run
+from penstock.cli.remote import ClusterOptions, cluster_options, json_option, json_text, run
 from penstock.cli.times import read_moment
 
 if TYPE_CHECKING:
@@ -118,4 +117,4 @@ def _as_text(message: "ReceivedMessage") -> str:
 
 
 def _as_json(message: "ReceivedMessage") -> str:
-    return json.dumps(message_json(message), ensure_ascii=False)
+    return json_text(message_json(message))

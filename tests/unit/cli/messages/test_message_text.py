@@ -1,5 +1,7 @@
 """Messages as text: bodies, control characters, hex."""
 
+import json
+
 import pytest
 
 from penstock.cli.messages.message_text import (
@@ -10,6 +12,7 @@ from penstock.cli.messages.message_text import (
     preview,
     stored_json,
 )
+from penstock.cli.remote import json_text
 from penstock.client.received_message import decode_records
 from tests.unit.client.consumer.consumer_kit import record
 
@@ -67,3 +70,10 @@ def test_json_names_the_topic_that_a_message_was_sent_to() -> None:
     )
     (message,) = decode_records(delayed, "broker-a")
     assert stored_json(message)["topic"] == "Orders"
+
+
+def test_json_can_not_control_the_terminal() -> None:
+    value = {"body": "\x1b[31m \x9b31m \x7f 日本"}
+    text = json_text(value)
+    assert text == r'{"body": "\u001b[31m \u009b31m \u007f 日本"}'
+    assert json.loads(text) == value
