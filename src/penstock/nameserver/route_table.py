@@ -3,7 +3,7 @@
 | Table | Key → value |
 |---|---|
 | `brokers` | (cluster, address) → one broker process, and when it was last seen |
-| `names` | broker name → its cluster and its addresses by broker id (0 is the master) |
+| `broker_sets` | broker name → its cluster and its addresses by broker id (0 is the master) |
 | `clusters` | cluster → its broker names |
 | `topics` | topic → broker name → its queues |
 | `mappings` | static topic → broker name → the mapping of its logic queues |

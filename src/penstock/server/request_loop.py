@@ -46,7 +46,7 @@ _ONEWAY = 2
 
 
 class AccessCheck(Protocol):
-    """Access control."""
+    """Decides whether a request is allowed: access control, or the signatures of changes."""
 
     def check(self, command: Command) -> Reply | None:
         """None if the request is allowed, else the refusal."""

@@ -70,7 +70,6 @@ class RequestRights:
         rows = {
             **_of_clients(),
             **_of_admin_tools(),
-            **_of_brokers(),
             **_by_body(),
             **_without_resource(cluster),
         }
@@ -283,20 +282,6 @@ def _of_admin_tools() -> dict[RequestCode, CodeRights]:
         code.QUERY_CONSUME_QUEUE: _fields(GET, topic=TOPIC, consumerGroup=GROUP),
         code.QUERY_SUBSCRIPTION_BY_CONSUMER: _fields(GET, group=GROUP, topic=TOPIC),
         code.UPDATE_AND_GET_GROUP_FORBIDDEN: _fields(UPDATE, group=GROUP, topic=TOPIC),
-    }
-
-
-def _of_brokers() -> dict[RequestCode, CodeRights]:
-    """Requests of a broker to a NameServer, which name the broker's cluster."""
-    code = RequestCode
-    of_cluster = _fields(UPDATE, clusterName=CLUSTER)
-    return {
-        code.REGISTER_BROKER: of_cluster,
-        code.UNREGISTER_BROKER: of_cluster,
-        code.BROKER_HEARTBEAT: of_cluster,
-        code.QUERY_DATA_VERSION: _fields(GET, clusterName=CLUSTER),
-        code.GET_BROKER_MEMBER_GROUP: _fields(GET, clusterName=CLUSTER),
-        code.DELETE_TOPIC_IN_NAMESRV: of_cluster,
     }
 
 

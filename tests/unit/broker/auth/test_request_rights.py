@@ -131,7 +131,6 @@ CODE = RequestCode
         (CODE.UPDATE_BROKER_CONFIG, {}, {"Update Cluster:c1"}),
         (CODE.AUTH_CREATE_USER, {"username": "u"}, {"Update Cluster:c1"}),
         (CODE.AUTH_LIST_ACL, {}, {"Get Cluster:c1"}),
-        (CODE.REGISTER_BROKER, {"clusterName": "c2"}, {"Update Cluster:c2"}),
         (99_999, {}, {"Update Cluster:c1"}),
     ],
 )
