@@ -179,11 +179,14 @@ class NotMaster(NotWriteable):
     """The broker is a slave: only its master stores messages and changes topics and groups."""
 
     code = 2  # SYSTEM_BUSY: clients try another broker
-    hint = "send the request to the master with this broker name, or promote a slave if it is lost"
+    hint = (
+        "send the request to the master with this broker name; if the master is lost, promote a "
+        "slave"
+    )
 
 
 class NotEnoughReplicas(NotWriteable):
-    """Fewer replicas are in sync than writing needs."""
+    """Fewer replicas are in sync than writes require."""
 
     code = 2  # SYSTEM_BUSY: clients try again; RocketMQ answers SYSTEM_ERROR
     hint = "start the missing slaves and wait until they have caught up, or lower the setting"
@@ -193,7 +196,7 @@ class MasterNotConfirmed(NotWriteable):
     """The controllers have not confirmed this master for longer than its lease."""
 
     code = 2  # SYSTEM_BUSY: clients try another broker
-    hint = "check that the controllers are running and that this broker reaches them"
+    hint = "check that the controllers are running and that this broker can reach them"
 
 
 class MessageIllegal(StoreError):
@@ -218,8 +221,8 @@ class ReplicationError(PenstockError):
 class LogsDiffer(ReplicationError):
     """The end of a slave's log was written by a master that has been replaced.
 
-    The slave truncates its log at `offset`, saves what it removes in `truncated/`, and follows the
-    new master.
+    The slave truncates its log at `offset`, saves what it removes in `penstock.truncated/`, and
+    follows the new master.
     """
 
     def __init__(self, message: str, *, offset: int, hint: str | None = None) -> None:
@@ -277,7 +280,7 @@ class TopicNotExist(Refused):
 
 
 class QueryNotFound(Refused):
-    """The requested object does not exist, or not yet."""
+    """The requested object does not exist, or does not exist yet."""
 
     code = 22  # QUERY_NOT_FOUND
     hint = "check the name, and that the object has been created or written"
@@ -404,7 +407,7 @@ class EtcdError(PenstockError):
 
     code = 14  # SERVICE_NOT_AVAILABLE
     retry = True
-    hint = "check that most members of etcd run and can be reached (controller.etcd)"
+    hint = "check that most members of etcd are running and reachable (controller.etcd)"
 
 
 class EtcdRefused(EtcdError):
@@ -412,8 +415,8 @@ class EtcdRefused(EtcdError):
 
     retry = False
     hint = (
-        "check controller.etcd_user, controller.etcd_password, and the rights of the user to the "
-        "keys of controller.etcd_prefix"
+        "check controller.etcd_user, controller.etcd_password, and the user's rights to the keys "
+        "under controller.etcd_prefix"
     )
 
     def __init__(self, message: str = "", *, grpc_code: int = 0, hint: str | None = None) -> None:
@@ -560,7 +563,7 @@ class DataLost(PenstockError):
 
     hint = (
         "set failOnDataLoss=false to continue without them, or start with a new checkpoint;"
-        " to prevent it, set retain_hours longer than a query may be stopped"
+        " to prevent it, set retain_hours to more than the time for which a query may be stopped"
     )
 
 

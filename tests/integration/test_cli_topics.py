@@ -63,7 +63,7 @@ def test_create_describe_and_delete_a_topic(up: Up) -> None:
     assert "TBW102" in run(up, "topic", "list", "--all").stdout
 
     shown = run(up, "topic", "describe", "life").stdout
-    assert "topic life (normal): 1 messages in 6 queues" in shown
+    assert "topic life (normal): 1 message in 6 queues" in shown
     assert "consumed by: none" in shown
     decoded = json.loads(run(up, "topic", "describe", "life", "--json").stdout)
     assert decoded["brokers"]["broker-a"]["type"] == "FIFO"
@@ -254,7 +254,7 @@ def test_kinds_of_stdin(up: Up) -> None:
     assert result.returncode == 2
     assert "stdin is closed" in result.stderr
     long = run(up, "send", "stdins", "-", "--lines", stdin="a\n" + "b" * 5_000_000, code=1).stderr
-    assert long.startswith("penstock: 1 messages were sent, then: a line of stdin is longer than")
+    assert long.startswith("penstock: 1 message was sent, then: a line of stdin is longer than")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -37,7 +37,7 @@ ELECTIONS_OF_STATUS = 5
 
 @click.group(no_args_is_help=True)
 def cluster() -> None:
-    """Inspect the replicas of running brokers, Penstock's or Apache's, and move the master."""
+    """Inspect the replicas of running brokers, Penstock's or Apache's, and change the master."""
 
 
 @cluster.command()
@@ -119,7 +119,7 @@ def promote(
 ) -> None:
     """Make the slave with this ID the master of its broker.
 
-    The present master stops accepting messages, waits until the slave has all of them, and becomes
+    The current master stops accepting messages, waits until the slave has all of them, and becomes
     the slave with this ID. Sends fail in the meantime. Both keep their roles when they restart.
 
     If controllers elect the master, they elect this slave, which must be in sync.

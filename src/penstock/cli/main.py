@@ -56,7 +56,7 @@ COMMANDS = {
     ),
     "doctor": (
         "penstock.cli.health.doctor_command:doctor",
-        "Look for mistakes in the set-up of a cluster.",
+        "Look for mistakes in the configuration of a cluster.",
     ),
     "explain": (
         "penstock.cli.messages.explain_command:explain",
@@ -88,7 +88,10 @@ COMMANDS = {
         "Show and recall messages that wait for their delivery.",
     ),
     "send": ("penstock.cli.messages.send_command:send", "Send messages to a topic."),
-    "store": ("penstock.cli.store_command:store", "Inspect store files: stat, verify, dump."),
+    "store": (
+        "penstock.cli.store_command:store",
+        "Inspect store files: stat, verify, scrub, dump.",
+    ),
     "tail": (
         "penstock.cli.messages.tail_command:tail",
         "Print the messages of a topic as they arrive.",
@@ -100,7 +103,7 @@ COMMANDS = {
     "topic": ("penstock.cli.topic_command:topic", "Manage topics: list, create, describe, delete."),
     "transaction": (
         "penstock.cli.messages.waiting_command:transaction",
-        "Show transactions that are open.",
+        "Show open transactions.",
     ),
     "up": ("penstock.cli.servers.up_command:up", "Run a NameServer and brokers on this machine."),
     "user": (

@@ -211,14 +211,17 @@ def delete(cluster: ClusterOptions, name: str, in_cluster: str | None, yes: bool
 
 def _print_deletion(described: "TopicDescription", masters: set[str]) -> None:
     """Say what a deletion deletes, on stderr like the question."""
+    from penstock.client.diagnosis.wording import count_text
+
     queues = [state for state in described.queues if state.queue.broker_name in masters]
     lines = [
-        f"{state.queue.broker_name} queue {state.queue.queue_id}: {state.count:,} messages "
-        f"(offsets {state.min_offset} to {state.max_offset})"
+        f"{state.queue.broker_name} queue {state.queue.queue_id}: "
+        f"{count_text(state.count, 'message')} (offsets {state.min_offset} to {state.max_offset})"
         for state in queues
         if state.count
     ]
-    lines.append(f"{sum(state.count for state in queues):,} messages in {len(queues)} queues")
+    total = count_text(sum(state.count for state in queues), "message")
+    lines.append(f"{total} in {count_text(len(queues), 'queue')}")
     if described.groups:
         lines.append(f"groups that lose their messages: {', '.join(described.groups)}")
     lines += [f"{broker} can't be reached; it keeps the topic" for broker in described.unreachable]
@@ -242,12 +245,12 @@ def _distinct(texts: Any) -> str:
 
 def _print_description(found: "TopicDescription") -> None:
     from penstock.cli.terminal import time_text
+    from penstock.client.diagnosis.wording import count_text
 
     info = found.topic
-    total = sum(state.count for state in found.queues)
-    print(
-        f"topic {info.name} ({info.kind.value}): {total:,} messages in {len(found.queues)} queues"
-    )
+    total = count_text(sum(state.count for state in found.queues), "message")
+    queues = count_text(len(found.queues), "queue")
+    print(f"topic {info.name} ({info.kind.value}): {total} in {queues}")
     for broker in found.unreachable:
         print(f"{broker} can't be reached; its queues are not listed")
     print()

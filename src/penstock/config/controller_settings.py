@@ -50,8 +50,8 @@ class ControllerConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  "the state is kept in files, for one controller.", check=etcd_endpoints)
     ] = ""  # fmt: skip
     etcd_prefix: Annotated[
-        str, Doc("The beginning of all keys in etcd. All controllers of a cluster need the same.",
-                 check=check_prefix)
+        str, Doc("The beginning of all keys in etcd. All controllers of a cluster need the same "
+                 "prefix.", check=check_prefix)
     ] = "/penstock/controller/"  # fmt: skip
     etcd_user: Annotated[str, Doc("The user of etcd. Empty: no authentication by password.")] = ""
     etcd_password: Annotated[str, Doc("The password of `etcd_user`.", secret=True)] = ""

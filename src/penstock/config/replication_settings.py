@@ -40,7 +40,7 @@ class ReplicationConfig(Checked, frozen=True, forbid_unknown_fields=True):
     protocol: Annotated[
         str, Doc("The protocol of the HA port, the same on the master and its slaves: static "
                  "(RocketMQ's DefaultHAService) or epochs (RocketMQ's AutoSwitchHAService, which "
-                 "repairs logs that differ). Default with a file of RocketMQ: static.",
+                 "repairs logs that differ). With RocketMQ's broker.conf, the default is static.",
                  choices=("static", "epochs"))
     ] = "epochs"  # fmt: skip
     host: Annotated[str, Doc("The address that the HA port listens on. Empty: `broker.host`.")] = ""
@@ -53,7 +53,7 @@ class ReplicationConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  "brokerIP2")
     ] = ""  # fmt: skip
     master: Annotated[
-        str, Doc("Slave: the HA port of the master, as host:port. Empty: as the NameServer says.",
+        str, Doc("Slave: the HA port of the master, as host:port. Empty: the NameServers name it.",
                  "haMasterAddress", check=check_address)
     ] = ""  # fmt: skip
     in_sync_replicas: Annotated[
@@ -92,8 +92,9 @@ class ReplicationConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  form="only with `haFlowControlEnable=true`")
     ] = 0  # fmt: skip
     lag_bytes_max: Annotated[
-        int, Doc("A slave that is further behind than this does not become in sync. One that is "
-                 "already in sync remains in sync; see `lag_ms_max`.", "haMaxGapNotInSync", least=1)
+        int, Doc("A slave that is further behind than this does not join the in-sync set. One "
+                 "that is already in the set stays in it; see `lag_ms_max`.", "haMaxGapNotInSync",
+                 least=1)
     ] = 256 * _MIB  # fmt: skip
     lag_ms_max: Annotated[
         int, Doc("A slave that has not caught up with the master for this long is not in sync.",
@@ -127,8 +128,8 @@ class ReplicationConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  "long.", "controllerHeartBeatTimeoutMills", least=100)
     ] = 3_000  # fmt: skip
     election_priority: Annotated[
-        int, Doc("With `controllers`: of several replicas with equal logs, that with the smallest "
-                 "number is elected.", "brokerElectionPriority", live=True, most=I32_MAX)
+        int, Doc("With `controllers`: of several replicas with equal logs, the one with the "
+                 "smallest number is elected.", "brokerElectionPriority", live=True, most=I32_MAX)
     ] = I32_MAX  # fmt: skip
     read_from_slaves: Annotated[
         bool, Doc("Slave: serve pulls. Master: tell consumers that are far behind to pull from a "

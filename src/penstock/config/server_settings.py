@@ -135,7 +135,7 @@ class NameServerConfig(Checked, frozen=True, forbid_unknown_fields=True):
                   live=True)
     ] = False  # fmt: skip
     acting_master: Annotated[
-        bool, Doc("List a slave as read-only master in routes while its master is missing.",
+        bool, Doc("List a slave as a read-only master in routes while its master is missing.",
                   "supportActingMaster", live=True)
     ] = False  # fmt: skip
     delete_absent_topics: Annotated[

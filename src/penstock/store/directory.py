@@ -14,8 +14,10 @@ from penstock.store.tables.rocksdb_records import has_half_messages, has_timers
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """The sizes that a store was made with, kept in `penstock.json`: a short file is then known to
-    be damaged, and not just of another size."""
+    """The file sizes of a store, kept in `penstock.json`.
+
+    With them, a short file is known to be damaged, and not just of another size.
+    """
 
     segment_bytes: int
     queue_file_entries: int

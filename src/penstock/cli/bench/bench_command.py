@@ -112,7 +112,7 @@ def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
 def bench() -> None:
     """Measure a running cluster, Penstock's or Apache's.
 
-    The generator is one process with one thread. For more load run several at the same time.
+    The generator is one process with one thread. For more load, run several at the same time.
     """
 
 
@@ -140,7 +140,7 @@ def send(cluster: ClusterOptions, as_json: bool, **options: Any) -> int:
 def e2e(cluster: ClusterOptions, as_json: bool, **options: Any) -> int:
     """Measure the time from a send to the arrival at a consumer.
 
-    The generator sends and receives, so both times are of the same clock.
+    The generator sends and receives, so both times come from the same clock.
     """
     if options["size"] < _HEAD_BYTES:
         raise click.BadParameter(f"{_HEAD_BYTES} or more are needed", param_hint="--size")

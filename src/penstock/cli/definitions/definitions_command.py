@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write. With secrets only its owner can read it.  [default: stdout]",
+    help="File to write. With --secrets, only its owner can read it.  [default: stdout]",
 )
 @click.option("-c", "--cluster", "in_cluster", help="Only brokers of this cluster.")
 @click.option("--offsets", is_flag=True, help="Include the committed offsets of groups.")
@@ -94,12 +94,12 @@ def export_definitions(
 @click.option(
     "--skip-access",
     is_flag=True,
-    help="Leave out users and rules, for example without a super user.",
+    help="Leave out users and rules, for example if you are not a super user.",
 )
 @click.option(
     "--new-passwords",
     is_flag=True,
-    help="Create users without a password in the file with a random one, and print it.",
+    help="Create users whose password is not in the file with a random one, and print it.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and change nothing.")
 @yes_option

@@ -90,9 +90,11 @@ def list_groups(
 @click.option(
     "--consume-timeout-minutes", type=_COUNT, help="How long consuming a message may take."
 )
-@click.option("--broker-id", type=_COUNT, help="Broker id that consumers read from.")
+@click.option("--broker-id", type=_COUNT, help="Id of the broker that consumers read from.")
 @click.option(
-    "--broker-id-when-slow", type=_COUNT, help="Broker id that consumers far behind read from."
+    "--broker-id-when-slow",
+    type=_COUNT,
+    help="Id of the broker that consumers far behind read from.",
 )
 @click.option("-c", "--cluster", "in_cluster", help="Only on brokers of this cluster.")
 @click.option(

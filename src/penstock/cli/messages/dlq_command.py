@@ -154,7 +154,7 @@ def resend(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Send dead letters of GROUP again, to the group only or with --to-topic to their topic.
+    """Send dead letters of GROUP again, to the group, or with --to-topic to their topic.
 
     The plan is printed first. The dead letters stay in their topic: a second run sends them again.
     """

@@ -167,7 +167,9 @@ def show(cluster: ClusterOptions, what: str, topic: str | None, form: str, as_js
 @filter_options[0]
 @filter_options[1]
 @count_option
-@click.option("--to-group", metavar="GROUP", help="Send to this group only, by its retry topic.")
+@click.option(
+    "--to-group", metavar="GROUP", help="Send to this group only, through its retry topic."
+)
 @resend_options
 def resend(
     cluster: ClusterOptions,

@@ -167,7 +167,8 @@ async def _send(cluster: ClusterOptions, group: str, job: SendJob, *, as_json: b
                 if as_json:
                     print(json.dumps(_as_json(receipt)), flush=True)
         except PenstockError as error:
-            before = f"{total:,} messages were sent, then: " if total else ""
+            were_sent = "1 message was sent" if total == 1 else f"{total:,} messages were sent"
+            before = f"{were_sent}, then: " if total else ""
             raise type(error)(before + error.message, hint=error.hint) from None
     if as_json:
         return 0

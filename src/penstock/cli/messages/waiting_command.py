@@ -147,7 +147,7 @@ def list_transactions(
 ) -> None:
     """List open half messages, oldest first, with their number of checks.
 
-    Brokers do not tell when the next check is due.
+    Brokers do not report when the next check is due.
     """
 
     async def work() -> "OpenTransactions":

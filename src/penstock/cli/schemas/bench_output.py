@@ -63,7 +63,7 @@ class BenchResult(JsonValue):
     duplicates: Annotated[int | None, doc("`e2e`: messages that arrived again")]
     generator: BenchGenerator
     drained: Annotated[bool, doc("`consume`: there were no more messages before the time was over")]
-    interrupted: Annotated[bool, doc("whether Ctrl+C ended the measurement")]
+    interrupted: Annotated[bool, doc("whether Ctrl-C ended the measurement")]
     warnings: list[str]
 
 

@@ -19,7 +19,9 @@ class GroupOnBroker(JsonValue):
     consume_timeout_minutes: int
     notify_enabled: Annotated[bool, doc("whether members are notified when others join or leave")]
     broker_id: Annotated[int, doc("broker that consumers read from")]
-    broker_id_when_slow: Annotated[int, doc("broker that consumers far behind read from")]
+    broker_id_when_slow: Annotated[
+        int, doc("broker that consumers read from when they are far behind")
+    ]
     attributes: dict[str, str]
 
 

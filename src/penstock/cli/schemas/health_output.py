@@ -26,7 +26,8 @@ class CheckReport(JsonValue):
     """The result of all checks."""
 
     state: Annotated[
-        Literal["OK", "WARNING", "CRITICAL", "UNKNOWN"], doc("exit codes 0, 1, 2 and 3")
+        Literal["OK", "WARNING", "CRITICAL", "UNKNOWN"],
+        doc("exit code 0: `OK`, 1: `WARNING`, 2: `CRITICAL`, 3: `UNKNOWN`"),
     ]
     text: str
     problems: list[CheckProblem]

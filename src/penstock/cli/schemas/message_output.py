@@ -136,7 +136,7 @@ class ExplainedFact(JsonValue):
 
 
 class GroupAnswer(JsonValue):
-    """How a group is."""
+    """The state of a group."""
 
     group: str
     verdict: Annotated[str, doc("see the [list of verdicts](messages.md#is-a-group-healthy)")]

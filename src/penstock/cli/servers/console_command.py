@@ -68,7 +68,7 @@ from penstock.extras import how_to_install
     multiple=True,
     metavar="ADDRESS",
     help="Address or network of a proxy whose X-Forwarded-For and X-Forwarded-Proto are used. "
-    "Repeatable.",
+    "Can be repeated.",
 )
 @click.option("--supervised", type=int, hidden=True)
 @startup.log_option

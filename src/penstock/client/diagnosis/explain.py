@@ -1,4 +1,4 @@
-"""Why a group has not consumed a message, and how a group is: gather, then decide."""
+"""Why a group has not consumed a message, and the state of a group: gather, then decide."""
 
 from penstock.client.admin.async_admin import AsyncAdmin
 from penstock.client.diagnosis.group.group_decision import decide_group

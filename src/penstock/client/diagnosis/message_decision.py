@@ -254,7 +254,7 @@ def _popped(e: MessageEvidence) -> MessageConclusion:
         text += " By a trace, its handler succeeded."
     return MessageConclusion(
         Verdict.POPPED,
-        f"{text} Brokers do not tell whether it was acknowledged; if it is not, it is delivered"
+        f"{text} Brokers do not report whether it was acknowledged; if it is not, it is delivered"
         " again after its invisible time.",
         _again(e),
     )

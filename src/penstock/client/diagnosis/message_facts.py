@@ -36,10 +36,10 @@ def owner_state(e: MessageEvidence) -> tuple[MemberState, QueueStateOfMember] | 
 def _message(e: MessageEvidence) -> Fact:
     at = e.message
     if at is not None:
-        text = f"{at.text} since {moment_text(at.store_ms)}"
+        text = f"{at.text} on {moment_text(at.store_ms)}"
         if e.copies > 1:
             text += f"; {e.copies} messages have this id, this is the newest"
-        return Fact(FactKind.MESSAGE, OK, f"The message is stored at {text}.", at.json())
+        return Fact(FactKind.MESSAGE, OK, f"The message was stored at {text}.", at.json())
     if e.half is not None:
         ends = {True: "it was rolled back", False: "it is neither committed nor rolled back"}
         state = (
@@ -84,7 +84,7 @@ def _absent(e: MessageEvidence) -> Fact:
             assert gone.earliest_ms is not None
             why = (
                 f"its id was made at {moment_text(gone.made_ms)}, and the oldest message of all"
-                f" brokers is of {moment_text(gone.earliest_ms)}"
+                f" brokers is from {moment_text(gone.earliest_ms)}"
             )
         return Fact(FactKind.MESSAGE, PROBLEM, f"The message is deleted: {why}.", evidence)
     end = None if gone is None else gone.max_offset
@@ -377,7 +377,8 @@ def _pop(e: MessageEvidence) -> Fact | None:
         return Fact(
             FactKind.POP,
             UNKNOWN,
-            f"{text}: the message was popped, and brokers do not tell whether it was acknowledged.",
+            f"{text}: the message was popped, and brokers do not report whether it was "
+            "acknowledged.",
         )
     if e.pops_in_order:
         text = f"{text} in order; the message was not acknowledged yet."
@@ -420,8 +421,8 @@ def _dead_letter(e: MessageEvidence) -> Fact | None:
     if not dead:
         return None
     last = dead[-1]
-    text = f"The message is a dead letter of the group at {last.text}"
-    text += f" since {moment_text(last.store_ms)}."
+    text = f"The message became a dead letter of the group on {moment_text(last.store_ms)}"
+    text += f" and is stored at {last.text}."
     return Fact(FactKind.DEAD_LETTER, PROBLEM, text, last.json())
 
 

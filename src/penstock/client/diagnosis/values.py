@@ -70,7 +70,7 @@ class Verdict(StrEnum):
     """A handler failed; the message is delivered again later."""
     DEAD_LETTER = "dead_letter"
     POPPED = "popped"
-    """A POP consumer has received it; brokers do not tell whether it was acknowledged."""
+    """A POP consumer has received it; brokers do not report whether it was acknowledged."""
     DELAYED = "delayed"
     """Its delivery time has not come."""
     HALF = "half"

@@ -126,11 +126,11 @@ CASES: list[tuple[Verdict, dict[str, Any], str]] = [
         },
         "does not support SQL92",
     ),
-    (Verdict.POPPED, {"pops": True}, "Brokers do not tell whether it was acknowledged"),
+    (Verdict.POPPED, {"pops": True}, "Brokers do not report whether it was acknowledged"),
     (
         Verdict.POPPED,
         {"pops": True, "deliveries": (Delivery("billing", NOW, "10.0.0.9", 0, success=True),)},
-        "its handler succeeded. Brokers do not tell",
+        "its handler succeeded. Brokers do not report",
     ),
     (
         Verdict.CONSUMED,

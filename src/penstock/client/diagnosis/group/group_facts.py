@@ -228,7 +228,7 @@ def oldest_in_work(e: GroupEvidence) -> tuple[int, str, str] | None:
 def _pop_fact(e: GroupEvidence) -> Fact | None:
     if not e.pops:
         return None
-    text = "The group consumes with POP: brokers do not tell which messages are in flight."
+    text = "The group consumes with POP: brokers do not report which messages are in flight."
     return Fact(FactKind.POP, UNKNOWN, text)
 
 
@@ -253,7 +253,7 @@ def _dead_letter_fact(e: GroupEvidence) -> Fact:
     evidence = {"count": dead.count, "newest_ms": dead.newest_ms}
     if not dead.count:
         return Fact(FactKind.DEAD_LETTER, OK, "There are no dead letters.", evidence)
-    when = "" if dead.newest_ms is None else f"; the newest is of {moment_text(dead.newest_ms)}"
+    when = "" if dead.newest_ms is None else f"; the newest is from {moment_text(dead.newest_ms)}"
     text = f"There {'is' if dead.count == 1 else 'are'} {count_text(dead.count, 'dead letter')}"
     return Fact(FactKind.DEAD_LETTER, PROBLEM, f"{text}{when}.", evidence)
 
