@@ -1,13 +1,14 @@
-// Line charts as SVG: axes with round values, times below, a value under the pointer.
+// Line charts as SVG: axes with round values and times, a value under the pointer.
 
 import { h, s, show } from "./dom.js";
 import { clockText, timeText } from "./format.js";
 
 const H = 190;
-const LEFT = 72;
 const RIGHT = 10;
 const TOP = 10;
-const BOTTOM = 24;
+const BOTTOM = 26;
+const LETTER = 7;
+const TICK = 84;  // the least distance of two times
 
 function steps(highest) {
   const rough = Math.max(highest, 1e-9) / 3;
@@ -18,41 +19,44 @@ function steps(highest) {
   return found;
 }
 
-// Round values of times: 1, 2, 5, 10, 15, 30 of a unit.
-export function timeSteps(highest) {
+// A round duration, in ms, that is not shorter.
+function roundTime(ms) {
   const units = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800];
-  const step = (units.find((unit) => unit * 1000 >= highest / 4) || Math.ceil(highest / 4 / 86400000) * 86400) * 1000;
+  return (units.find((unit) => unit * 1000 >= ms) || Math.ceil(ms / 86400000) * 86400) * 1000;
+}
+
+export function timeSteps(highest) {
+  const step = roundTime(highest / 4);
   const found = [];
   for (let value = 0; value < highest + step; value += step) found.push(value);
   return found;
 }
 
-// series: [{ name, values: [number|null] }]; times: [ms]; text: value → text.
-export function lineChart({ times, series, text, least = 1, marksOf = steps, empty }) {
+// series: [{ name, values: [number|null] }]; times: [ms]; text: value → text; width: in pixels.
+export function lineChart({ width: W, times, series, text, least = 1, marksOf = steps, empty }) {
   const values = series.flatMap((one) => one.values).filter((v) => v !== null && v !== undefined);
   if (times.length < 2 || !values.length) {
     return h("div", { class: "empty" }, h("p", {}, empty || "There are no samples yet. The chart fills while the console runs."));
   }
-  const narrow = innerWidth < 820;
-  const W = narrow ? 380 : 640;  // text keeps its size on a phone
   const marks = marksOf(Math.max(least, ...values));
   const top = marks[marks.length - 1];
   const [first, last] = [times[0], times[times.length - 1]];
-  const x = (ms) => LEFT + ((ms - first) / Math.max(last - first, 1)) * (W - LEFT - RIGHT);
+  const left = 12 + LETTER * Math.max(...marks.map((mark) => text(mark).length));
+  const x = (ms) => left + ((ms - first) / Math.max(last - first, 1)) * (W - left - RIGHT);
   const y = (value) => TOP + (1 - value / top) * (H - TOP - BOTTOM);
   const root = s("svg", { class: "chart", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": series.map((one) => one.name).join(", ") });
   for (const mark of marks) {
     root.append(
-      s("line", { class: mark ? "grid" : "axis", x1: LEFT, x2: W - RIGHT, y1: y(mark), y2: y(mark) }),
-      s("text", { x: LEFT - 7, y: y(mark) + 4, "text-anchor": "end" }, text(mark)),
+      s("line", { class: mark ? "grid" : "axis", x1: left, x2: W - RIGHT, y1: y(mark), y2: y(mark) }),
+      s("text", { x: left - 8, y: y(mark) + 4, "text-anchor": "end" }, text(mark)),
     );
   }
-  const ticks = narrow ? 3 : 5;
-  for (let i = 0; i < ticks; i += 1) {
-    const ms = first + ((last - first) * i) / (ticks - 1);
-    const anchor = i === 0 ? "start" : i === ticks - 1 ? "end" : "middle";
-    const label = last - first < 300_000 ? timeText(ms).split(", ").pop() : clockText(ms);
-    root.append(s("text", { x: x(ms), y: H - 7, "text-anchor": anchor }, label));
+  const step = roundTime(((last - first) * TICK) / (W - left - RIGHT));
+  for (let ms = Math.ceil(first / step) * step; ms <= last; ms += step) {
+    root.append(
+      s("line", { class: "axis", x1: x(ms), x2: x(ms), y1: y(0), y2: y(0) + 4 }),
+      s("text", { x: x(ms), y: H - 7, "text-anchor": "middle" }, step < 60_000 ? timeText(ms).split(", ").pop() : clockText(ms)),
+    );
   }
   series.forEach((one, number) => {
     for (const run of runs(times, one.values)) {
@@ -127,7 +131,7 @@ export function bars(values) {
   const width = 4;
   return s(
     "svg",
-    { class: "spark", viewBox: `0 0 ${Math.max(values.length, 12) * (width + 1)} 26`, preserveAspectRatio: "none", "aria-hidden": "true" },
+    { class: "spark", viewBox: `0 0 ${Math.max(values.length, 12) * (width + 1) - 1} 26`, preserveAspectRatio: "none", "aria-hidden": "true" },
     values.map((value, i) => {
       const height = Math.max((value / highest) * 24, value ? 1.5 : 0.5);
       return s("rect", { x: i * (width + 1), y: 26 - height, width, height, fill: "var(--accent-2)" });

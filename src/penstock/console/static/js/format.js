@@ -17,6 +17,8 @@ export function countText(value) {
   return value === null || value === undefined ? "unknown" : whole.format(value);
 }
 
+export const counted = (value, noun) => `${countText(value)} ${noun}${value === 1 ? "" : "s"}`;
+
 export function compactText(value) {
   if (value < 10_000) return short.format(value);
   for (const [limit, unit] of [[1e6, "k"], [1e9, "M"], [1e12, "G"]]) {
@@ -30,6 +32,9 @@ export const compact = (value) => known(value, compactText);
 export function rateText(value) {
   return value < 10 ? short.format(value) : compactText(Math.round(value));
 }
+
+// As the value of a figure, whose unit stands beside it.
+export const rateFigure = (value) => known(value, rateText);
 
 export const rate = (value) => known(value, (v) => `${rateText(v)}/s`);
 

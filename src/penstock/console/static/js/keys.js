@@ -19,9 +19,9 @@ export const SHORTCUTS = [
 const OTHERS = [
   ["/", "Go to the search box of the page"],
   ["k", "Find a page, a topic or a group"],
-  ["j / ↓, ↑", "Move between the rows of a table"],
+  ["j ↓ ↑", "Move between the rows of a table"],
   ["Enter", "Open the row"],
-  ["n, p", "Next and previous page of a table"],
+  ["n p", "Next and previous page of a table"],
   ["t", "Switch between light and dark"],
   ["?", "This help"],
   ["Esc", "Close"],

@@ -3,7 +3,7 @@
 import { get, loadSession, post, session } from "./api.js";
 import { h, icon, show } from "./dom.js";
 import { help, listen, palette } from "./keys.js";
-import { empty, errorNote, failed } from "./ui.js";
+import { empty, errorNote, failed, panel } from "./ui.js";
 
 const NAV = [
   ["/", "Home", "home"],
@@ -112,7 +112,7 @@ async function open() {
   }
   const [pattern, name] = ROUTES.find(([one]) => one.test(path)) || [null, null];
   if (!name) {
-    show(main, empty("There is no such page", path));
+    show(main, panel(null, empty("There is no such page", [`${path} is no address of this console. `, h("a", { href: "/" }, "Go to Home")])));
     return;
   }
   const page = new Page(name, pattern.exec(path).slice(1).map(decodeURIComponent));
@@ -170,19 +170,19 @@ function frame() {
         h("button", { class: "small", type: "button", onclick: () => palette(go), title: "Find (k)" }, icon("search"), "Find"),
         h("span", { class: "row" },
           h("button", { class: "small", type: "button", onclick: help, title: "Keyboard shortcuts (?)", "aria-label": "Keyboard shortcuts" }, "?"),
-          h("button", { class: "small", type: "button", onclick: switchTheme, title: "Light or dark (t)", "aria-label": "Light or dark" }, icon("moon")),
+          h("button", { class: "small", type: "button", onclick: switchTheme, title: "Light or dark (t)", "aria-label": "Light or dark" }, h("span", { class: "to-light" }, icon("sun")), h("span", { class: "to-dark" }, icon("moon"))),
         ),
       ),
     ),
   );
   main = h("main", { class: "main", id: "main", tabindex: "-1" });
-  const menu = h("button", { class: "icon-button", type: "button", "aria-label": "Menu", onclick: () => side.classList.toggle("open") }, icon("menu"));
+  const menu = h("button", { class: "icon-button", type: "button", "aria-label": "Menu", onclick: () => side.classList.add("open") }, icon("menu"));
   const find = h("button", { class: "icon-button", type: "button", "aria-label": "Find", onclick: () => palette(go) }, icon("search"));
   show(
     app,
     h("div", { class: "loading" }),
     h("div", { class: "top" }, menu, brand(), h("span", { class: "grow" }), find),
-    h("div", { class: "frame" }, side, main),
+    h("div", { class: "frame" }, side, h("div", { class: "shade", onclick: () => side.classList.remove("open") }), main),
   );
 }
 

@@ -43,10 +43,10 @@ async function brokers(page, content) {
   ].filter(Boolean);
   show(
     content,
-    panel("Users of the brokers", at.users.length ? table(users, at.users, { key: (row) => row.name }) : empty("The brokers have no users", "Without access control everybody may do everything. Set access.authentication and access.initial_user at the brokers to turn it on."), {
+    panel("Users of the brokers", at.users.length ? table(users, at.users, { key: (row) => row.name }) : empty("The brokers have no users", ["Without access control everybody may do everything. To turn it on, set ", h("code", {}, "access.authentication"), " and ", h("code", {}, "access.initial_user"), " at the brokers."]), {
       actions: may("admin") && h("button", { class: "primary small", type: "button", onclick: () => user(again) }, "Add a user"),
     }),
-    panel("Access rules", at.rules.length ? table(rules, at.rules) : empty("There are no rules", "A normal user may do nothing until a rule allows it. A super user needs no rule.")),
+    panel("Access rules", at.rules.length ? table(rules, at.rules) : empty("There are no rules", "A normal user may do nothing until a rule allows it: add one at the user. A super user needs no rule.")),
   );
 }
 
@@ -82,7 +82,7 @@ function removeUser(name, done) {
 async function accounts(page, content) {
   const at = await page.get("/accounts");
   if (!at.in_use) {
-    show(content, panel("Accounts of the console", empty(session.logins === "brokers" ? "Users of the brokers log in here" : "Nobody has to log in", session.logins === "brokers" ? "Their roles follow from the access lists of the brokers." : "This console listens on a loopback address only. Start it with --logins console to have accounts with roles.")));
+    show(content, panel("Accounts of the console", empty(session.logins === "brokers" ? "Users of the brokers log in here" : "Nobody has to log in", session.logins === "brokers" ? "Their roles follow from the access lists of the brokers." : ["This console listens on a loopback address only. To have accounts with roles, start it with ", h("code", { class: "nowrap" }, "--logins console"), "."])));
     return;
   }
   const again = () => accounts(page, content).catch(failed);
@@ -112,8 +112,8 @@ async function audit(page, content) {
     { label: "User", cell: (row) => h("span", { class: "name" }, row.user) },
     { label: "From", cell: (row) => row.address },
     { label: "Action", cell: (row) => h("code", { class: "break" }, row.action) },
-    { label: "Target", cell: (row) => h("span", { class: "break small" }, row.target) },
-    { label: "Values", cell: (row) => h("span", { class: "break small" }, row.detail === "{}" ? "" : row.detail) },
+    { label: "Target", cell: (row) => row.target && h("span", { class: "break small" }, row.target) },
+    { label: "Values", cell: (row) => row.detail && row.detail !== "{}" && h("span", { class: "break small" }, row.detail) },
     { label: "Result", num: true, cell: (row) => badge(row.status < 400 ? "done" : String(row.status), row.status < 400 ? "good" : "bad") },
   ];
   show(content, panel("Audit log", at.rows.length ? table(columns, at.rows) : empty("Nothing has been changed yet", "Logins and changes through this console appear here."), { foot: at.more && "Older entries: GET /api/audit?before=ID" }));

@@ -26,23 +26,23 @@ function view(page, at) {
   const columns = [
     { label: "Broker", cell: (row) => [h("span", { class: "name" }, row.name), " ", row.is_master ? badge("master", "accent") : badge(row.id ? `replica ${row.id}` : "replica"), " ", row.state === "down" ? badge("down", "bad") : row.state === "silent" && badge("does not answer", "bad")] },
     { label: "Address", cell: (row) => h("span", { class: "nowrap" }, row.address) },
-    { label: "Role", cell: (row) => (row.role ? h("span", { class: "nowrap" }, row.role.replaceAll("_", " ")) : unknown()) },
+    { label: "Role", cell: (row) => (row.role ? h("span", { class: "nowrap" }, row.role === "slave" ? "replica" : row.role.replaceAll("_", " ")) : unknown()) },
     { label: "In sync", cell: (row) => (row.is_master ? "" : row.in_sync === null ? unknown() : row.in_sync ? badge("in sync", "good") : badge("behind", "warn")) },
     { label: "Behind", num: true, cell: (row) => (row.is_master ? "" : bytes(row.behind)) },
-    { label: "Stored/s", num: true, cell: (row) => rate(row.rate_in) },
-    { label: "Read/s", num: true, cell: (row) => rate(row.rate_out) },
+    { label: "Stored", num: true, cell: (row) => rate(row.rate_in) },
+    { label: "Read", num: true, cell: (row) => rate(row.rate_out) },
     { label: "Disk", num: true, cell: (row) => h("span", { class: "nowrap" }, usage(row.disk_used), percent(row.disk_used)) },
     { label: "Started", num: true, cell: (row) => ago(row.state === "up" ? row.started_ms : null) },
     { label: "", num: true, cell: (row) => h("button", { class: "small", type: "button", onclick: () => broker(page, row) }, "Details") },
   ];
   return [
     at.problem && note("bad", at.problem),
+    ...at.brokers.filter((row) => row.problem || row.replication_error).map((row) => note("bad", `${row.name} (${row.address}): ${row.problem || row.replication_error}`, row.state !== "up" && row.seen_ms && ["; its last answer was ", ago(row.seen_ms)], ".")),
     ...at.clusters.map((name) => {
       const rows = at.brokers.filter((row) => row.cluster === name);
       rows.sort((one, other) => one.name.localeCompare(other.name) || other.is_master - one.is_master || one.id - other.id);
       return panel(name, table(columns, rows, { key: (row) => row.address }), { foot: `NameServers: ${at.nameservers.join(", ")}` });
     }),
-    ...at.brokers.filter((row) => row.problem || row.replication_error).map((row) => note("bad", `${row.name} (${row.address}): ${row.problem || row.replication_error}`, row.state !== "up" && row.seen_ms && ["; its last answer was ", ago(row.seen_ms)], ".")),
   ];
 }
 
@@ -76,7 +76,7 @@ async function broker(page, row) {
     const draw = (text) => {
       const rows = found.rows.filter((one) => one.name.toLowerCase().includes(text.toLowerCase()));
       const columns = [
-        { label: "Setting", cell: (one) => h("code", { class: "break" }, one.name) },
+        { label: "Setting", class: "wide", cell: (one) => h("code", { class: "break" }, one.name) },
         { label: "Value", cell: (one) => h("span", { class: "break" }, one.value) },
         { label: "Change", cell: (one) => (one.live === null ? unknown("this broker does not say") : one.live ? badge("live", "good") : badge("fixed")) },
         may("admin") && { label: "", num: true, cell: (one) => one.live !== false && h("button", { class: "small", type: "button", onclick: () => change(path, row, one) }, "Change") },
@@ -118,7 +118,7 @@ function electionPanel(found) {
     return panel("Elections", body(h("p", { class: "muted" }, "No controller tells of elections. Masters are fixed, or the controllers are Apache's, which keep none.")));
   }
   const columns = [
-    { label: "Time", cell: (row) => time(row.time_ms) },
+    { label: "Time", cell: (row) => h("span", { class: "name" }, time(row.time_ms)) },
     { label: "Broker", cell: (row) => row.broker },
     { label: "Epoch", num: true, cell: (row) => count(row.epoch) },
     { label: "New master", cell: (row) => (row.master_id < 0 ? "none" : [row.master_address && h("span", { class: "nowrap" }, row.master_address), ` (id ${row.master_id})`]) },

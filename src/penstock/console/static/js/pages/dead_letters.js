@@ -2,7 +2,7 @@
 
 import { del, may, part, post, query } from "../api.js";
 import { h, show } from "../dom.js";
-import { ago, bytes, count, countText, rate, time } from "../format.js";
+import { ago, bytes, count, counted, countText, rate, time } from "../format.js";
 import { ask, badge, body, dialog, download, empty, errorNote, failed, field, note, options, panel, table } from "../ui.js";
 import { messagePath } from "./messages.js";
 
@@ -24,7 +24,7 @@ async function groups(page) {
     const columns = [
       { label: "Group", cell: (row) => h("a", { class: "name", href: `/dead-letters/${part(row.group)}` }, row.group) },
       { label: "Dead letters", num: true, cell: (row) => count(row.messages) },
-      { label: "Per second", num: true, cell: (row) => rate(row.rate_in) },
+      { label: "Rate", num: true, cell: (row) => rate(row.rate_in) },
       { label: "Last", num: true, cell: (row) => ago(row.last_ms) },
     ];
     show(list, panel(null, table(columns, found.rows, { link: (row) => `/dead-letters/${part(row.group)}`, key: (row) => row.group })));
@@ -37,7 +37,7 @@ async function ofGroup(page, group) {
   const list = h("div", {});
   const report = h("div", {});
   const id = (row) => `${row.broker}/${row.queue}@${row.offset}`;
-  const resendButton = h("button", { class: "primary", type: "button", disabled: true, onclick: () => resend(page, path, group, selection(), report) }, "Resend");
+  const resendButton = h("button", { class: "primary", type: "button", disabled: true, onclick: () => resend(page, path, group, selection(), report) });
   const selection = () => state.rows.filter((row) => state.chosen.has(id(row))).map((row) => ({ broker: row.broker, queue: row.queue, offset: row.offset }));
   const exportButton = h("button", { type: "button", onclick: () => download(`dead-letters-${group}.jsonl`, state.rows.map((row) => JSON.stringify(row)).join("\n"), "application/x-ndjson") }, "Export");
   page.root.append(
@@ -46,15 +46,15 @@ async function ofGroup(page, group) {
       { class: "page-head" },
       h("div", { class: "crumb" }, h("a", { href: "/dead-letters" }, "Dead letters")),
       h("h1", {}, group),
-      h("a", { class: "sub", href: `/groups/${part(group)}` }, "group"),
-      h("div", { class: "actions" }, exportButton, may("operate") && h("button", { type: "button", onclick: () => resend(page, path, group, "all", report) }, "Resend all"), may("operate") && resendButton),
+      h("a", { href: `/groups/${part(group)}` }, "Open the group"),
+      h("div", { class: "actions" }, may("operate") && resendButton, may("operate") && h("button", { type: "button", onclick: () => resend(page, path, group, "all", report) }, "Resend all"), exportButton),
     ),
     report,
     list,
   );
   const draw = () => {
     resendButton.disabled = !state.chosen.size;
-    show(resendButton, state.chosen.size ? `Resend ${countText(state.chosen.size)}` : "Resend");
+    show(resendButton, state.chosen.size ? `Resend ${countText(state.chosen.size)}` : "Resend selected");
     if (!state.rows.length) {
       show(list, panel(null, empty("There are no dead letters of this group", "A message becomes a dead letter when its last attempt has failed.")));
       return;
@@ -62,10 +62,11 @@ async function ofGroup(page, group) {
     const all = state.rows.every((row) => state.chosen.has(id(row)));
     const columns = [
       may("operate") && {
+        class: "pick",
         label: h("input", { type: "checkbox", "aria-label": "Select all shown", checked: all, onchange: () => { state.rows.forEach((row) => (all ? state.chosen.delete(id(row)) : state.chosen.add(id(row)))); draw(); } }),
         cell: (row) => h("input", { type: "checkbox", "aria-label": `Select ${row.id}`, checked: state.chosen.has(id(row)), onchange: () => { if (!state.chosen.delete(id(row))) state.chosen.add(id(row)); draw(); } }),
       },
-      { label: "Died", cell: (row) => h("a", { class: "name", href: messagePath(row) }, time(row.store_ms)) },
+      { label: "Died", class: "head", cell: (row) => h("a", { class: "name", href: messagePath(row) }, time(row.store_ms)) },
       { label: "Topic", cell: (row) => row.origin_topic || badge("unknown") },
       { label: "Keys", cell: (row) => h("span", { class: "break" }, row.keys.join(", ")) },
       { label: "Attempts", num: true, cell: (row) => count(row.reconsume_times) },
@@ -103,14 +104,14 @@ function resend(page, path, group, messages, report) {
           { label: "From", cell: (row) => h("span", { class: "break" }, row.from) },
           { label: "To", cell: (row) => h("span", { class: "break" }, row.target) },
         ];
-        show(check, h("p", {}, `${countText(found.count)} messages would be sent in about ${Math.ceil(found.seconds)} s. Nothing was sent.`), found.warnings.map((text) => note("warn", text)), found.skipped.map((one) => note("warn", `${one.id} is left out: ${one.reason}`)), h("div", { class: "panel", id: "dry-run" }, table(columns, found.rows, { cards: false, key: (row) => row.from })));
+        show(check, h("p", {}, `${counted(found.count, "message")} would be sent in about ${Math.ceil(found.seconds)} s. Nothing was sent.`), found.warnings.map((text) => note("warn", text)), found.skipped.map((one) => note("warn", `${one.id} is left out: ${one.reason}`)), h("div", { class: "panel", id: "dry-run" }, table(columns, found.rows, { cards: false, key: (row) => row.from })));
       } catch (error) {
         show(check, errorNote(error));
       }
     },
   }, "Dry run");
   ask(
-    messages === "all" ? `Resend all dead letters of ${group}` : `Resend ${messages.length} dead letters of ${group}`,
+    messages === "all" ? `Resend all dead letters of ${group}` : `Resend ${counted(messages.length, "dead letter")} of ${group}`,
     h("div", { class: "stack" },
       h("p", { class: "muted" }, "They are sent again with the same body, id, keys and properties. The dead letters stay where they are."),
       h("form", { class: "grid", onsubmit: (event) => event.preventDefault() }, field("Send to", to), field("Messages per second", perSecond)),

@@ -2,7 +2,7 @@
 
 import { del, may, part, post, put } from "../api.js";
 import { h, show } from "../dom.js";
-import { ago, compact, count, countText, duration, durationText, rate, unknown } from "../format.js";
+import { ago, compact, count, counted, countText, duration, durationText, rateFigure, unknown } from "../format.js";
 import { ask, badge, body, command, dialog, empty, errorNote, facts, field, note, options, panel, stat, table, toast } from "../ui.js";
 
 export default async function group(page) {
@@ -23,8 +23,8 @@ export default async function group(page) {
       h(
         "div",
         { class: "actions" },
-        h("button", { type: "button", onclick: () => explain(page, path, health) }, "Explain"),
         may("operate") && h("button", { class: "primary", type: "button", onclick: () => reset(page, path, name, () => recent(page, path, resets)) }, "Reset offsets"),
+        h("button", { type: "button", onclick: () => explain(page, path, health) }, "Explain"),
         may("operate") && h("button", { type: "button", onclick: () => settings(page, path, name) }, "Settings"),
         may("operate") && h("button", { class: "danger", type: "button", onclick: () => remove(page, path, name) }, "Delete"),
       ),
@@ -52,7 +52,7 @@ function view(at) {
       { class: "stats" },
       stat("Lag", duration(at.lag_ms), { note: "age of the oldest message", id: "lag" }),
       stat("Behind", compact(at.lag), { note: "messages", id: "behind" }),
-      stat("Consumed", rate(at.rate_out), {}),
+      stat("Consumed", rateFigure(at.rate_out), { unit: "msg/s" }),
       stat("Members", String(at.members.length), { note: "connected", id: "members" }),
       oldestInWork(at),
       stat("Dead letters", at.has_dead_letters ? h("a", { href: `/dead-letters/${part(at.name)}` }, count(at.dead_letters)) : "0", {}),
@@ -70,8 +70,8 @@ function oldestInWork(at) {
   if (!at.oldest_in_work) return stat(name, "none", { note: "no message is unacknowledged", id });
   const { topic, broker: server, queue, offset, store_ms, since_ms } = at.oldest_in_work;
   const link = h("a", { href: `/message/${part(topic)}/${part(server)}/${queue}/${offset}` }, `${topic} ${server}/${queue} @ ${offset}`);
-  const worked = since_ms === null ? "" : `, with its handler for ${durationText(Math.max(Date.now() - since_ms, 0))}`;
-  return stat(name, duration(Math.max(Date.now() - store_ms, 0)), { note: [link, worked], id });
+  const worked = since_ms === null ? "" : `handled for ${durationText(Math.max(Date.now() - since_ms, 0))}`;
+  return stat(name, duration(Math.max(Date.now() - store_ms, 0)), { note: [h("div", {}, link), worked], id });
 }
 
 function queues(at) {
@@ -93,7 +93,7 @@ function members(at) {
   return panel(
     "Members",
     h("div", { class: "alarms" }, at.members.map((one) =>
-      h("div", { class: "alarm" }, h("div", { class: "grow" }, h("div", { class: "name break" }, one.client_id), h("div", { class: "muted small" }, `${one.address} · ${one.language.toLowerCase()} ${one.version} · ${one.queues} queues`))),
+      h("div", { class: "alarm" }, h("div", { class: "grow" }, h("div", { class: "name break" }, one.client_id), h("div", { class: "muted small" }, `${one.address} · ${one.language.toLowerCase()} ${one.version} · ${counted(one.queues, "queue")}`))),
     )),
     { id: "members" },
   );
@@ -128,7 +128,7 @@ async function explain(page, path, box) {
       box,
       panel(
         "Explanation",
-        body(
+        h("div", { class: "body stack" },
           h("div", { class: "verdict" }, badge(found.verdict.replaceAll("_", " "), found.healthy ? "good" : "warn"), h("strong", { class: "grow" }, found.text)),
           found.partial.map((text) => note("warn", `Partial: ${text}`)),
           h("ul", { class: "timeline" }, found.facts.map((fact) => h("li", { class: fact.status === "problem" ? "bad" : fact.status === "unknown" ? "unknown" : "" }, h("div", {}, h("span", { class: "faint small" }, fact.kind.replaceAll("_", " ")), h("div", {}, fact.text))))),

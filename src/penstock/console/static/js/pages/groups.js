@@ -50,7 +50,7 @@ function listPanel(found, at, change) {
     { label: "State", cell: (row) => [badge(...STATE_BADGES[row.state]), row.partial && badge("partial", "warn")] },
     { label: "Lag", sort: "lag_ms", num: true, cell: (row) => duration(row.lag_ms) },
     { label: "Messages behind", sort: "lag", num: true, cell: (row) => count(row.lag) },
-    { label: "Consumed/s", sort: "rate_out", num: true, cell: (row) => rate(row.rate_out) },
+    { label: "Consumed", sort: "rate_out", num: true, cell: (row) => rate(row.rate_out) },
     { label: "Members", sort: "members", num: true, cell: (row) => count(row.members) },
     { label: "Dead letters", sort: "dead_letters", num: true, cell: (row) => (row.dead_letters ? h("a", { href: `/dead-letters/${part(row.name)}` }, count(row.dead_letters)) : count(row.dead_letters)) },
     { label: "Topics", cell: (row) => (row.measured_ms === null ? unknown() : topicsOf(row.topics)) },

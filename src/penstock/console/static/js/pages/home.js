@@ -3,7 +3,7 @@
 import { part } from "../api.js";
 import { legend, lineChart, timeSteps } from "../chart.js";
 import { h, show } from "../dom.js";
-import { ago, compact, count, countText, duration, durationText, percent, rateText, unknown } from "../format.js";
+import { ago, compact, compactText, count, counted, countText, duration, durationText, percent, rateFigure, rateText, unknown } from "../format.js";
 import { body, empty, panel, stat, table } from "../ui.js";
 
 export default async function home(page) {
@@ -26,16 +26,18 @@ export default async function home(page) {
     const last = samples.length ? samples[samples.length - 1].at_ms : 0;
     const at = await page.get(`/overview?since_ms=${last}`);
     samples = [...samples, ...at.history].slice(-720);
-    show(head, at.clusters.join(", ") || "no cluster", " · ", at.at_ms ? ["read ", ago(at.at_ms)] : "being read");
+    show(head, at.clusters.join(", ") || "no cluster", " · ", at.at_ms ? ["updated ", ago(at.at_ms)] : "being read");
     show(stats, figures(at));
     show(alarms, alarmPanel(at));
     const times = samples.map((one) => one.at_ms);
+    const width = Math.max(rates.clientWidth - 34, 240);  // without the panel's border and space
     show(
       rates,
       panel(
         "Messages per second",
         body(
           lineChart({
+            width,
             times,
             series: [
               { name: "stored", values: samples.map((one) => one.rate_in) },
@@ -53,6 +55,7 @@ export default async function home(page) {
         "Largest lag of a group",
         body(
           lineChart({
+            width,
             times,
             series: [{ name: "lag", values: samples.map((one) => one.lag_ms) }],
             text: (ms) => (ms ? durationText(ms) : "0"),
@@ -68,14 +71,14 @@ export default async function home(page) {
 }
 
 function figures(at) {
-  const known = at.groups_measured < at.groups ? `${at.groups_measured} of ${at.groups} groups known` : `in ${countText(at.groups)} groups`;
+  const known = at.groups_measured < at.groups ? `${at.groups_measured} of ${at.groups} groups known` : "";
   return [
-    stat("Stored", at.rate_in === null ? unknown() : rateText(at.rate_in), { unit: "msg/s", note: at.stored_today === null ? "" : `${countText(at.stored_today)} today`, id: "rate_in" }),
-    stat("Read", at.rate_out === null ? unknown() : rateText(at.rate_out), { unit: "msg/s", id: "rate_out" }),
-    stat("Largest lag", duration(at.lag_ms), { note: at.lag === null ? known : `${countText(at.lag)} messages ${known}`, id: "lag" }),
+    stat("Stored", rateFigure(at.rate_in), { unit: "msg/s", note: at.stored_today === null ? "" : `${countText(at.stored_today)} today`, id: "rate_in" }),
+    stat("Read", rateFigure(at.rate_out), { unit: "msg/s", id: "rate_out" }),
+    stat("Largest lag", duration(at.lag_ms), { note: [at.lag !== null && `${compactText(at.lag)} messages behind`, known].filter(Boolean).join(", "), id: "lag" }),
     stat("Fullest disk", percent(at.disk_used), { note: "of the brokers", id: "disk" }),
     stat("Brokers", at.ready ? `${at.brokers_answering} / ${at.brokers}` : unknown(), { note: "answer", id: "brokers" }),
-    stat("Topics", at.ready ? compact(at.topics) : unknown(), { note: at.ready ? `${countText(at.groups)} groups` : "", id: "topics" }),
+    stat("Topics", at.ready ? compact(at.topics) : unknown(), { note: at.ready ? counted(at.groups, "group") : "", id: "topics" }),
   ];
 }
 
@@ -92,7 +95,7 @@ function alarmPanel(at) {
   return panel(
     "Alarms",
     h("div", { class: "alarms" }, at.alarms.map((one) => {
-      const content = [h("span", { class: "dot" }), h("span", {}, one.sentence)];
+      const content = [h("span", { class: "dot", title: one.severity }), h("span", {}, one.sentence)];
       return one.link ? h("a", { class: `alarm ${one.severity}`, href: one.link }, content) : h("div", { class: `alarm ${one.severity}` }, content);
     })),
   );

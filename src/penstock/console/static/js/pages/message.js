@@ -112,7 +112,7 @@ function verdictPanel(page, path, found) {
     "Groups",
     h("div", { class: "alarms" }, found.rows.map((one) => {
       const kind = GOOD.includes(one.verdict) ? "good" : NEUTRAL.includes(one.verdict) ? "info" : "bad";
-      const more = h("div", {});
+      const more = h("div", { class: "stack" });
       const explain = h("button", { class: "small", type: "button", onclick: () => facts_(page, path, one, more, explain) }, "Why?");
       return h(
         "div",

@@ -2,7 +2,7 @@
 
 import { del, get, part, post, query } from "../api.js";
 import { h, icon, show } from "../dom.js";
-import { bytes, countText, time } from "../format.js";
+import { bytes, counted, countText, time } from "../format.js";
 import { badge, body, dialog, download, empty, errorNote, failed, field, note, panel, searchBox, segments, table, toast } from "../ui.js";
 
 const TAIL_ROWS = 500;
@@ -74,7 +74,7 @@ export default async function messages(page) {
 
 async function search(at, state, list, page, more) {
   if (!at.topic && !at.q) {
-    show(list, panel(null, h("div", {}, empty("Which message?", "Choose a topic to browse it, or search for a message id or a key in all topics."), hints())));
+    show(list, panel(null, [empty("Which message?", "Choose a topic to browse it, or search for a message id or a key in all topics."), hints()]));
     return;
   }
   try {
@@ -94,10 +94,10 @@ function results(at, state, found, more) {
   const searchesBodies = /\bbody:/.test(at.q);
   if (!state.rows.length) {
     const text = found.resume ? `Nothing in the ${countText(state.scanned)} messages that were read so far.` : found.how ? `${found.how[0].toUpperCase()}${found.how.slice(1)}.` : "There is no such message here.";
-    return [notes, panel(null, h("div", {}, empty("No message found", text), found.resume && h("div", { class: "empty" }, h("button", { type: "button", onclick: more }, "Read on"))))];
+    return [notes, panel(null, [empty("No message found", text), found.resume && h("div", { class: "empty" }, h("button", { type: "button", onclick: more }, "Read on"))])];
   }
   const foot = [
-    h("span", {}, `${countText(state.rows.length)} messages`),
+    h("span", {}, counted(state.rows.length, "message")),
     searchesBodies && h("span", {}, `${countText(state.scanned)} read`),
     found.how && h("span", { class: "faint" }, found.how),
     found.resume && h("button", { class: "small", type: "button", onclick: more, "data-more": true }, searchesBodies ? "Read on" : "More"),
@@ -142,7 +142,7 @@ function tail(at, state, list, page) {
     show(
       list,
       panel(null, messageTable(state.rows, false), {
-        foot: [badge("live", "good"), h("span", {}, `the last ${countText(state.rows.length)} messages`), leftOut > 0 && badge(`${countText(leftOut)} were too many to show`, "warn")],
+        foot: [badge("live", "good"), h("span", {}, `the last ${counted(state.rows.length, "message")}`), leftOut > 0 && badge(`${countText(leftOut)} were too many to show`, "warn")],
       }),
     );
   });

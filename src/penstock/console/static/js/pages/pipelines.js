@@ -2,7 +2,7 @@
 
 import { h, show } from "../dom.js";
 import { bars } from "../chart.js";
-import { ago, count, duration, rateText, time } from "../format.js";
+import { ago, count, countText, duration, rateText, time } from "../format.js";
 import { badge, body, empty, facts, panel } from "../ui.js";
 
 const KINDS = { running: "good", finished: "", stopped: "", failed: "bad" };
@@ -23,6 +23,7 @@ export default async function pipelines(page) {
 
 function view(run) {
   const last = run.batches[run.batches.length - 1];
+  const rows = run.batches.map((one) => one.rows);
   return panel(
     run.pipeline,
     body(
@@ -38,13 +39,13 @@ function view(run) {
           ...Object.entries(run.options).map(([name, value]) => [name, h("code", { class: "break" }, value)]),
         ]),
         last
-          ? h("div", { class: "stack" }, h("div", { class: "muted small" }, run.batches.length === 1 ? "Rows of the last batch" : `Rows of the last ${run.batches.length} batches`), bars(run.batches.map((one) => one.rows)), facts([
+          ? h("div", { class: "stack" }, facts([
               ["Last batch", `${last.number}${last.query ? ` of ${last.query}` : ""}`],
               ["Rows", count(last.rows)],
               ["Rows per second", rateText(last.seconds ? last.rows / last.seconds : 0)],
               ["Lag", [count(last.lag), " messages"]],
               ["Took", duration(last.seconds * 1000)],
-            ]))
+            ]), h("div", {}, bars(rows), h("div", { class: "muted small" }, rows.length === 1 ? "Rows of the last batch" : `Rows of the last ${rows.length} batches: ${countText(Math.min(...rows))} to ${countText(Math.max(...rows))}`)))
           : h("p", { class: "muted" }, "No batch has been completed yet."),
       ),
     ),

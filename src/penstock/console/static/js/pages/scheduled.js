@@ -2,7 +2,7 @@
 
 import { may, part, post } from "../api.js";
 import { h, show } from "../dom.js";
-import { ago, countText, time } from "../format.js";
+import { ago, counted, countText, time, timeText } from "../format.js";
 import { ask, badge, empty, note, panel, searchBox, stat, table, toast } from "../ui.js";
 
 export default async function scheduled(page) {
@@ -21,9 +21,9 @@ export default async function scheduled(page) {
     const next = at.rows.length ? at.rows[0].deliver_ms : null;
     show(
       stats,
-      stat("Timer messages", countText(timers), { note: "wait", id: "timers" }),
-      stat("By delay level", countText(level), { note: "wait, also for a retry", id: "levels" }),
-      stat("Next delivery", next ? ago(next) : "none", {}),
+      stat("Timer messages", countText(timers), { note: "waiting", id: "timers" }),
+      stat("By delay level", countText(level), { note: "waiting, with retries", id: "levels" }),
+      stat("Next delivery", next ? ago(next) : "none", { note: next && timeText(next) }),
     );
     show(list, at.partial.map((text) => note("warn", `Partial: ${text}.`)), at.unreachable.length > 0 && note("warn", `Without ${at.unreachable.join(", ")}, which can't be reached.`), view(page, at, filter, update));
   };
@@ -51,7 +51,7 @@ function view(page, at, filter, update) {
     { label: "Broker", cell: (row) => row.broker },
     may("operate") && { label: "", num: true, cell: (row) => row.recall_handle && h("button", { class: "small", type: "button", "data-recall": row.id, onclick: () => recall(row, update) }, "Recall") },
   ].filter(Boolean);
-  return panel(null, table(columns, rows, { key: (row) => row.id }), { foot: `${countText(rows.length)} messages` });
+  return panel(null, table(columns, rows, { key: (row) => row.id }), { foot: counted(rows.length, "message") });
 }
 
 function recall(row, update) {

@@ -2,9 +2,9 @@
 
 import { del, may, part, put } from "../api.js";
 import { h, show } from "../dom.js";
-import { ago, compact, count, duration, rate } from "../format.js";
+import { ago, compact, count, duration, rateFigure, timeText } from "../format.js";
 import { ask, badge, body, empty, facts, field, note, options, panel, stat, table, toast } from "../ui.js";
-import { TYPES } from "./topics.js";
+import { PERMS, permText, TYPES } from "./topics.js";
 
 export default async function topic(page) {
   const [name] = page.params;
@@ -35,7 +35,7 @@ export default async function topic(page) {
     page.topic = at;
     const types = new Set(Object.values(at.brokers).map((one) => one.message_type));
     const perms = new Set(Object.values(at.brokers).map((one) => one.perm));
-    show(head, [...types].map((type) => badge(type === "UNSPECIFIED" ? "type not specified" : type.toLowerCase())), [...perms].map((perm) => badge(perm, perm === "rw" ? "" : "warn")), at.kind !== "normal" && badge(at.kind, "info"));
+    show(head, [...types].map((type) => badge(type === "UNSPECIFIED" ? "type not specified" : type.toLowerCase())), [...perms].filter((perm) => perm !== "rw").map((perm) => badge(permText(perm), "warn")), at.kind !== "normal" && badge(at.kind, "info"));
     show(content, view(at));
   });
 }
@@ -48,8 +48,8 @@ function view(at) {
       "div",
       { class: "stats" },
       stat("Messages", compact(at.messages), { note: "stored now", id: "messages" }),
-      stat("Stored", rate(at.rate_in), { id: "rate" }),
-      stat("Last message", ago(last), {}),
+      stat("Stored", rateFigure(at.rate_in), { unit: "msg/s", id: "rate" }),
+      stat("Last message", ago(last), { note: last && timeText(last) }),
       stat("Queues", String(at.queues.length), { note: `on ${Object.keys(at.brokers).join(", ")}`, id: "queues" }),
       stat("Groups", String(at.groups.length), { note: "consume it" }),
     ),
@@ -88,7 +88,7 @@ function brokers(at) {
     body(
       Object.entries(at.brokers).map(([broker, one]) =>
         facts([
-          [broker, `${one.read_queues} read and ${one.write_queues} write queues, ${one.perm}${one.order ? ", ordered" : ""}`],
+          [broker, `${one.read_queues} read and ${one.write_queues} write queues${one.perm === "rw" ? "" : `, ${permText(one.perm)}`}${one.order ? ", ordered" : ""}`],
           ...Object.entries(one.attributes).map(([name, value]) => [name, h("code", {}, value)]),
         ]),
       ),
@@ -100,7 +100,7 @@ function settings(page, name) {
   const first = Object.values(page.topic?.brokers || {})[0];
   if (!first) return;
   const queues = h("input", { type: "number", min: 1, max: 1024, value: first.write_queues });
-  const perm = h("select", {}, options([["rw", "read and write"], ["r", "read only"], ["w", "write only"], ["-", "neither"]], first.perm));
+  const perm = h("select", {}, options(PERMS, first.perm));
   const type = h("select", {}, options([["", "unchanged"], ...TYPES.map((one) => [one, one.toLowerCase()])], ""));
   ask(
     `Settings of ${name}`,

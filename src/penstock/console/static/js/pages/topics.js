@@ -6,6 +6,8 @@ import { ago, count, countText, rate, unknown } from "../format.js";
 import { ask, badge, empty, field, options, pager, panel, searchBox, segments, table, toast } from "../ui.js";
 
 const KINDS = [["normal", "Applications"], ["retry", "Retry"], ["dlq", "Dead letters"], ["system", "System"]];
+export const PERMS = [["rw", "read and write"], ["r", "read only"], ["w", "write only"], ["-", "no access"]];
+export const permText = (perm) => PERMS.find(([one]) => one === perm)?.[1] ?? perm;
 export const TYPES = ["NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED"];
 
 export default async function topics(page) {
@@ -49,11 +51,11 @@ function listPanel(found, at, change) {
     return panel(null, empty("There are no topics here", "A producer creates its topic with the first message, or create one now."));
   }
   const columns = [
-    { label: "Topic", sort: "name", cell: (row) => [h("a", { class: "name", href: `/topics/${part(row.name)}` }, row.name), row.perm !== "rw" && [" ", badge(row.perm, "warn")]] },
+    { label: "Topic", sort: "name", cell: (row) => [h("a", { class: "name", href: `/topics/${part(row.name)}` }, row.name), row.perm !== "rw" && [" ", badge(permText(row.perm), "warn")]] },
     { label: "Type", sort: "type", cell: (row) => (row.type === "UNSPECIFIED" ? unknown("not specified") : badge(row.type.toLowerCase())) },
     { label: "Queues", sort: "queues", num: true, cell: (row) => count(row.queues) },
     { label: "Messages", sort: "messages", num: true, cell: (row) => [count(row.messages), row.partial && badge("partial", "warn")] },
-    { label: "Stored/s", sort: "rate_in", num: true, cell: (row) => rate(row.rate_in) },
+    { label: "Stored", sort: "rate_in", num: true, cell: (row) => rate(row.rate_in) },
     { label: "Last message", sort: "last_ms", num: true, cell: (row) => ago(row.last_ms) },
   ];
   const unmeasured = found.matched - found.measured;

@@ -2,7 +2,7 @@
 
 import { part } from "../api.js";
 import { h, show } from "../dom.js";
-import { ago, count, countText } from "../format.js";
+import { ago, count, countText, timeText } from "../format.js";
 import { badge, empty, note, panel, stat, table } from "../ui.js";
 
 export default async function transactions(page) {
@@ -15,8 +15,8 @@ export default async function transactions(page) {
     const silent = Object.entries(at.producers).filter(([, n]) => !n).map(([name]) => name);
     show(
       stats,
-      stat("Open half messages", countText(at.rows.length), { id: "open" }),
-      stat("Oldest", at.rows.length ? ago(at.rows[0].born_ms) : "none", {}),
+      stat("Open half messages", countText(at.rows.length), { note: "without an outcome", id: "open" }),
+      stat("Oldest", at.rows.length ? ago(at.rows[0].born_ms) : "none", { note: at.rows.length > 0 && timeText(at.rows[0].born_ms) }),
       stat("Producer groups", String(Object.keys(at.producers).length), { note: "are asked for the outcome" }),
     );
     show(
@@ -42,5 +42,5 @@ function view(at) {
     { label: "Checks", num: true, cell: (row) => count(row.checks) },
     { label: "Broker", cell: (row) => row.broker },
   ];
-  return panel(null, table(columns, at.rows, { key: (row) => row.id }), { foot: "A half message is rolled back after five checks without a result, unless the broker is configured otherwise." });
+  return panel(null, table(columns, at.rows, { key: (row) => row.id }), { foot: "A half message without an outcome is rolled back after the number of checks that its broker sets (transactionCheckMax; Penstock's default is 5)." });
 }
