@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from tests import json_kit
+from tests.integration.failover_kit import ControlledSet
 from tests.integration.loops import Run, run  # noqa: F401
-from tests.integration.test_failover import ControlledSet
 from tests.integration.test_replication import until
 
 

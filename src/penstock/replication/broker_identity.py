@@ -66,7 +66,4 @@ def save_identity(disk: Disk, root: Path, identity: BrokerIdentity) -> None:
 
 def forget_application(disk: Disk, root: Path) -> None:
     """The application for an id has ended."""
-    for name in (TEMPORARY, f"{TEMPORARY}.bak"):
-        if (path := root / name).exists():
-            disk.unlink(path)
-    disk.sync_directory(root)
+    disk.forget(root / TEMPORARY)

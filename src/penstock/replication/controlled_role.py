@@ -22,6 +22,9 @@ A replica that is elected takes over first: it asks for an in-sync set of its ow
 member of the set before can be elected instead, in case this one is dead. So it must neither
 acknowledge messages nor show its log to readers.
 
+The log of a replica whose disk has failed is not complete either (`doubt_log`). If such a replica
+is elected, it does not lead, and asks for another election.
+
 RocketMQ's controllers do not know incomplete logs, and do not elect a master that is alive. They
 get no heartbeats (`alive`) while the log is incomplete, or while they take this replica for the
 master of an epoch that it can't continue. If there is no master for `UNSURE_MS`, a replica with an
@@ -136,13 +139,21 @@ class ControlledRole:
         """This replica has the whole log of its master."""
         self._sure = True
 
+    def doubt_log(self) -> None:
+        """The disk has failed: the log may lack what this replica has acknowledged."""
+        self._sure = False
+
     @property
     def complete(self) -> bool:
         """Whether the log has all that this replica has ever acknowledged."""
         return self._sure
 
     def alive(self, now_ms: int) -> bool:
-        """Whether heartbeats may be sent to controllers that do not know incomplete logs."""
+        """Whether heartbeats may be sent to controllers that do not know incomplete logs.
+
+        Penstock's controllers know them, and wait for the replica with the longest log: this must
+        not be asked because of them.
+        """
         if not self._sure and now_ms - self._waits_since_ms > UNSURE_MS:
             self._sure = self.state is not None and self.state.master_id is None
         return self._sure and not self._taken_for_master

@@ -6,11 +6,14 @@ master. After a crash during a save, the old or the new epochs are loaded.
 """
 
 from pathlib import Path
+from typing import Final
 
 from penstock.errors import BodyError, StoreDamaged
 from penstock.replication.epochs import EpochHistory, decode_epochs
 from penstock.store.disk import Disk
 from penstock.store.tables.config_tables import ConfigFile
+
+EPOCH_FILE: Final = "epochFileCheckpoint"
 
 
 def load_epochs(disk: Disk, path: Path) -> EpochHistory:

@@ -372,3 +372,11 @@ class Disk:
             self.sync_directory(path.parent)
         self.rename(beside, path)
         self.sync_directory(path.parent)
+
+    def forget(self, path: Path) -> None:
+        """Delete a file that `replace` has written, durably; the .bak first, so that no old content
+        is left without the new one."""
+        for one in (path.with_name(path.name + ".bak"), path):
+            if one.exists():
+                self.unlink(one)
+        self.sync_directory(path.parent)

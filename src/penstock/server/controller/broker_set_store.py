@@ -82,7 +82,7 @@ class FileStore:
                 return False
             path = self._root / f"{quote(name, safe='')}.json"
             if state is None:
-                await in_pool(self._disk, lambda: self._remove(path))
+                await in_pool(self._disk, lambda: self._disk.forget(path))
                 del self._states[name]
                 return True
             await in_pool(self._disk, lambda: self._write(path, state.encode()))
@@ -96,13 +96,6 @@ class FileStore:
     def _write(self, path: Path, data: bytes) -> None:
         for _ in range(2):  # so that the .bak has no older state
             self._disk.replace(path, data)
-
-    def _remove(self, path: Path) -> None:
-        # The .bak first: alone it would count.
-        for name in (f"{path.name}.bak", path.name):
-            if (found := path.with_name(name)).exists():
-                self._disk.unlink(found)
-        self._disk.sync_directory(path.parent)
 
 
 def _parse(data: bytes) -> BrokerSet:

@@ -49,6 +49,10 @@ POLL_MS = 1_000
 INCOMPLETE = "penstock.incomplete"
 """A file that exists while the end of the log may be missing."""
 LEASE_CHECK_MS = 100
+TAKE_OVER_RETRY_MS = 500
+"""Until the next attempt of a replica that could not take over."""
+REOPEN_MS = 5_000
+"""How often a slave whose disk fails opens its store again."""
 LEADER_MS = 2_000
 """How often each controller is asked who the leader is."""
 
@@ -77,10 +81,14 @@ class ControlledService(Protocol):
 
     async def prepare(self) -> None:
         """Before this replica takes over: acknowledge nothing more, to clients or to the master
-        that is replaced, and have the log on the disk."""
+        that is replaced, and have the log on the disk. Raises PenstockError or OSError if it is not
+        there."""
 
     def failed(self) -> bool:
-        """Whether this master can't store messages any more."""
+        """Whether the store has stopped writing because the disk has failed."""
+
+    def reopen(self) -> None:
+        """Open the store of a slave again."""
 
     def set_answered(self, number: int, *, refused: bool) -> None:
         """The request for another in-sync set than that with this number was answered, or its
@@ -125,6 +133,7 @@ class ControlledBroker:
         self._incomplete = False  # the file INCOMPLETE exists
         self._expired = False
         self._refused_set = ""  # why the last request for another in-sync set was refused
+        self._copy_at = ""  # the address of another broker that has taken the id of this one
         self._poll_now = asyncio.Event()
 
     async def join(self) -> int:
@@ -177,16 +186,22 @@ class ControlledBroker:
             self._disk.replace(self._root / INCOMPLETE, b"")
         return (self._root / INCOMPLETE).exists()
 
-    def _forget_incompleteness(self) -> None:
-        """Waits for the disk."""
-        for name in (INCOMPLETE, f"{INCOMPLETE}.bak"):
-            if (path := self._root / name).exists():
-                self._disk.unlink(path)
-
     async def _note_completed(self) -> None:
         """The log is complete again."""
         self._incomplete = False
-        await in_pool(self._disk, self._forget_incompleteness)
+        await in_pool(self._disk, lambda: self._disk.forget(self._root / INCOMPLETE))
+
+    async def _doubt_log(self) -> None:
+        """The disk has failed. Until a master has given this replica its log, it is not elected,
+        even after a restart."""
+        assert self.role is not None
+        self.role.doubt_log()
+        if not self._incomplete:
+            self._incomplete = True
+            try:
+                await in_pool(self._disk, lambda: self._disk.replace(self._root / INCOMPLETE, b""))
+            except OSError as error:
+                log.warning("can't store that the end of the log may be missing: %s", error)
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -247,8 +262,26 @@ class ControlledBroker:
 
     def learn(self, state: SetState) -> None:
         """Take what a controller says of the set, also in a notification."""
-        if self.role is not None:
+        if self.role is None:
+            return
+        if state.master_id == self.replica_id and state.master_address not in ("", self._address):
+            self._give_way(state.master_address)
+        else:
             self._act(self.role.learn(state, self._clock.monotonic_ms()))
+
+    def _give_way(self, address: str) -> None:
+        """Another process is the master under the id of this replica: one of them has a copy of
+        the data directory. Two masters with one id and epoch would not notice each other."""
+        if self._copy_at:
+            return
+        self._copy_at = address
+        reason = f"the broker at {address} has registered with the id {self.replica_id} of this one"
+        log.error(
+            "this broker accepts no messages until it is restarted: %s. Stop that broker, or start "
+            "this one with an empty data directory",
+            reason,
+        )
+        self._service.confirmed(reason)
 
     def _act(self, action: Lead | TakeOver | Follow | None) -> None:
         assert self.role is not None
@@ -268,17 +301,32 @@ class ControlledBroker:
         elected, and it leads."""
         log.info("this replica is elected: it takes over in epoch %d", action.epoch)
         try:
-            await self._service.prepare()  # from now on, no other replica need have the log
-            response = await self._ask_for_set(
-                {self.replica_id}, action.in_sync_epoch, action.epoch
-            )
-        except (PenstockError, OSError) as error:
+            if await self._is_prepared():  # from then on, no other replica need have the log
+                response = await self._ask_for_set(
+                    {self.replica_id}, action.in_sync_epoch, action.epoch
+                )
+                self._agreed(response, action.epoch)
+                if response.code != ResponseCode.SUCCESS:
+                    log.warning("the takeover is refused: %s", response.remark)
+                    await pause(self._clock, TAKE_OVER_RETRY_MS)
+        except PenstockError as error:
             log.warning("the outcome of a takeover is unknown: %s", error)
-        else:
-            self._agreed(response, action.epoch)
         finally:
             self._taking_over = None
             self._poll_now.set()
+
+    async def _is_prepared(self) -> bool:
+        """Whether this replica may take over. If its disk has failed, another one must."""
+        try:
+            await self._service.prepare()
+        except (PenstockError, OSError) as error:
+            log.error("this replica can't take over: %s", error)
+            if self._service.failed():
+                await self._doubt_log()
+                self._service.reopen()
+            await pause(self._clock, TAKE_OVER_RETRY_MS)
+            return False
+        return True
 
     # --- heartbeats
 
@@ -298,7 +346,9 @@ class ControlledBroker:
                         RequestCode.BROKER_HEARTBEAT, fields, timeout_ms=timeout_ms
                     )
                     self._count(response.code == ResponseCode.SUCCESS)
-                    if response.code == ResponseCode.SUCCESS and info.leader == address:
+                    # Of Apache's controllers, only the leader knows of every election.
+                    decides = info.penstock or info.leader == address
+                    if response.code == ResponseCode.SUCCESS and decides:
                         self._confirmed(now_ms)
                 except PeerError:
                     self._count(False)
@@ -306,16 +356,17 @@ class ControlledBroker:
             await pause(self._clock, self._settings.current.replication.heartbeat_ms)
 
     def _heartbeat(self, now_ms: int, *, penstock: bool) -> dict[str, str] | None:
-        """The fields of a heartbeat; None if this replica must not be elected, and the controller
-        is one of Apache's, which can't be told that."""
+        """The fields of a heartbeat; None if another broker has the id of this one, or if this
+        replica must not be elected and the controller is one of Apache's, which can't be told
+        that."""
         figures = self._service.figures()
         assert self.role is not None
-        if figures is not None and figures.caught_up:
+        if figures is not None and figures.caught_up and not self._service.failed():
             self.role.caught_up()
-        alive = self.role.alive(now_ms)
+        silent = bool(self._copy_at) or (not penstock and not self.role.alive(now_ms))
         if self._incomplete and self.role.complete:
             self._tasks.spawn(self._note_completed())
-        if not alive and not penstock:
+        if silent:
             return None
         self._figures = figures = figures or self._figures  # none while services are restarted
         replication = self._settings.current.replication
@@ -338,7 +389,7 @@ class ControlledBroker:
 
     def _confirmed(self, sent_ms: int) -> None:
         self.confirmed_ms = max(self.confirmed_ms, sent_ms)
-        if self._expired:
+        if self._expired and not self._copy_at:
             self._expired = False
             log.warning("the controllers confirm this master again")
             self._service.confirmed("")
@@ -354,6 +405,8 @@ class ControlledBroker:
         age_ms = self._clock.monotonic_ms() - self.confirmed_ms
         if self._expired or age_ms <= lease_ms or self.role is None or not self.role.leads:
             return
+        if self._copy_at:  # this broker acknowledges nothing anyway
+            return
         self._expired = True
         reason = f"no controller has confirmed a heartbeat for {age_ms} ms"
         log.warning("this master acknowledges no messages: %s", reason)
@@ -363,6 +416,12 @@ class ControlledBroker:
     def lease_age_ms(self) -> int:
         """How long ago the controllers have confirmed this replica."""
         return self._clock.monotonic_ms() - self.confirmed_ms
+
+    @property
+    def in_sync(self) -> bool:
+        """Whether this replica is a member of the in-sync set, as far as it knows."""
+        state = None if self.role is None else self.role.state
+        return state is not None and self.replica_id in state.in_sync
 
     @property
     def in_sync_count(self) -> int:
@@ -418,17 +477,23 @@ class ControlledBroker:
     # --- handing over
 
     async def _watch_disk(self) -> None:
-        """A master whose disk has failed has another replica elected, and follows it."""
+        """A replica whose disk has failed must not be the master, and opens its store again."""
         reported = False
         while True:
             await pause(self._clock, POLL_MS)
-            if self.role is None or not self.role.leads or not self._service.failed():
+            role = self.role
+            if role is None or not self._service.failed():
                 reported = False
                 continue
             if not reported:
                 reported = True
-                log.error("this master can't store messages: another replica must replace it")
-            await self.hand_over()
+                log.error("this replica can't store messages: it must not be the master")
+            await self._doubt_log()
+            if role.leads:
+                await self.hand_over()
+            elif not role.needs_election:  # there is another master
+                self._service.reopen()
+                await pause(self._clock, REOPEN_MS)
 
     async def hand_over(self) -> bool:
         """Before this master ends: have another member of the in-sync set elected."""
@@ -438,9 +503,13 @@ class ControlledBroker:
         others = sorted(role.state.in_sync - {self.replica_id})
         for replica_id in others:
             try:
-                if await self._elect(replica_id, designate=True):
-                    log.info("replica %d is elected instead of this master", replica_id)
-                    return True
+                elected = await self._elect(replica_id, designate=True)
             except PenstockError as error:
                 log.warning("can't hand over to replica %d: %s", replica_id, error)
+                elected = False
+                with contextlib.suppress(PenstockError):
+                    await self._poll()  # perhaps only the answer was lost
+            if elected or not role.leads:
+                log.info("another replica is elected instead of this master")
+                return True
         return False

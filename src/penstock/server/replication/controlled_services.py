@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.errors import MasterNotConfirmed, NotMaster, WriteStopped
+from penstock.errors import MasterNotConfirmed, NotMaster, SystemBusy, WriteStopped
 from penstock.replication.agreed_replicas import AgreedReplicas
 from penstock.replication.assigned_role import AssignedRole
 from penstock.replication.controlled_role import Follow, Lead
@@ -137,17 +137,29 @@ class ControlledServices:
         """Before this replica takes over: what it acknowledged to the master that is replaced is on
         the disk, and nothing is acknowledged after that."""
         running = self._running()
-        if running is not None:
-            self._stop_acknowledging(running, "this broker takes over")
-            store = running.broker.context.store
-            end = store.log.end
-            await in_pool(store.disk, lambda: store.sync_log(end))
+        if running is None:
+            raise SystemBusy("the services of this broker are being restarted")
+        self._stop_acknowledging(running, "this broker takes over")
+        store = running.broker.context.store
+        end = store.log.end
+        await in_pool(store.disk, lambda: store.sync_log(end))
+        store.publish()  # notes what the flusher reports
+        # After an fsync that has failed, the next one may succeed although the bytes are lost.
+        if isinstance(store.writer.refusal, WriteStopped):
+            raise store.writer.refusal
 
     def failed(self) -> bool:
-        """Whether this master can't store messages any more: its disk has failed."""
+        """Whether the store has stopped writing because the disk has failed."""
         running = self._running()
-        refusal = None if running is None else running.broker.context.store.writer.refusal
-        return isinstance(refusal, WriteStopped)
+        if running is None:
+            return False
+        store = running.broker.context.store
+        return bool(store.flusher.failed()) or isinstance(store.writer.refusal, WriteStopped)
+
+    def reopen(self) -> None:
+        """Open the store of a slave again; its recovery finds what is on the disk."""
+        if self.assigned.role == "slave":
+            self._restart()
 
     def set_answered(self, number: int, *, refused: bool) -> None:
         running = self._running()

@@ -17,6 +17,7 @@ from penstock.replication.broker_identity import (
     save_identity,
 )
 from penstock.replication.controlled_role import SetState
+from penstock.replication.epoch_file import EPOCH_FILE
 from penstock.server.background import in_pool
 from penstock.server.replication.controller_answers import read_state
 from penstock.server.replication.controllers import Controllers
@@ -104,6 +105,9 @@ class Membership:
             await in_pool(disk, lambda: forget_application(disk, root))
             raise Refused(f"the id {wanted.replica_id} was not given: {response.remark}")
         given = wanted._replace(check_code="")
+        # The epochs of a broker without controllers have other numbers than theirs. Without them, a
+        # log that others do not have is refused, and not truncated.
+        await in_pool(disk, lambda: disk.forget(root / EPOCH_FILE))
         await in_pool(disk, lambda: save_identity(disk, root, given))
         log.info("this broker is replica %d of %s", given.replica_id, given.name)
         return given

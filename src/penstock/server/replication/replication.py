@@ -15,7 +15,7 @@ from penstock.errors import BadSetting, NotMaster, PeerError, PenstockError
 from penstock.replication.agreed_replicas import AgreedReplicas
 from penstock.replication.assigned_role import AssignedRole
 from penstock.replication.controlled_role import Lead
-from penstock.replication.epoch_file import load_epochs, save_epochs
+from penstock.replication.epoch_file import EPOCH_FILE, load_epochs, save_epochs
 from penstock.replication.epochs import EpochHistory
 from penstock.replication.replicas import Replicas
 from penstock.server.listener import is_loopback
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-EPOCH_FILE = "epochFileCheckpoint"
 FIRST_EPOCH = 1
 UNSUPERVISED_MAX = 1_000
 """By how much the number of the epoch grows at most when a slave becomes the master by hand."""
@@ -116,7 +115,11 @@ class Replication:
         log_end = self._store.log.end
         if self._controlled is not None:
             if self._assigned.epoch > self._newest:
-                self._append_epoch(self._assigned.epoch, log_end)
+                # What was stored before there were epochs belongs to the first one: a slave that is
+                # killed while it copies that must have it in common with this master.
+                first = not self.history.epochs
+                begin = self._store.log.begin() if first else log_end
+                self._append_epoch(self._assigned.epoch, begin)
             return
         if self._assigned.role and self._assigned.epoch > self._newest:
             self._begins_role = True

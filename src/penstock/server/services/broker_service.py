@@ -395,7 +395,7 @@ class BrokerService:
         if self.contact is not None:
             add_contact_metrics(registry, self.contact, self.replication.forwarding)
         add_process_metrics(registry)
-        self._probe = await serve_probe(config.host, port, registry, self._not_ready)
+        self._probe = await serve_probe(config.host, port, registry, self._not_in_sync)
 
     @property
     def broker(self) -> Broker:
@@ -425,6 +425,14 @@ class BrokerService:
             or self._registration.not_ready()
             or (self._replication.not_ready() if self.contact is not None else None)
         )
+
+    def _not_in_sync(self) -> str | None:
+        """Why `/readyz` says that this broker is not ready, or None. A replica must be in the
+        in-sync set: tools that restart one replica after another have to wait for that."""
+        reason = self._not_ready()
+        if reason is None and self.contact is not None and not self.contact.in_sync:
+            reason = "this replica has not joined the in-sync set yet"
+        return reason
 
     def _restart_soon(self) -> None:
         """Stop and start again, without ending the process."""

@@ -6,17 +6,23 @@ from typing import Any
 
 import pytest
 
-from penstock.clock import LoopClock
+from penstock.clock import Clock, LoopClock
 from penstock.config import LiveSettings, Settings
 from penstock.errors import ControllerUnreachable
-from penstock.replication.controlled_role import Follow, Lead, SetState
-from penstock.server.replication.controlled_broker import ControlledBroker, LogFigures
+from penstock.replication.controlled_role import UNSURE_MS, Follow, Lead, SetState
+from penstock.server.replication.controlled_broker import (
+    INCOMPLETE,
+    ControlledBroker,
+    LogFigures,
+)
 from penstock.server.replication.controllers import ControllerInfo
 from penstock.store.disk import Disk
+from penstock.testing.virtual_clock import VirtualClock
 from penstock.transport.peer import Response
 from penstock.wire.codes import RequestCode, ResponseCode
 
-MASTER = SetState(1, "127.0.0.1:10911", 1, frozenset({1, 2}), 7)
+OWN_ADDRESS = "127.0.0.1:10911"
+MASTER = SetState(1, OWN_ADDRESS, 1, frozenset({1, 2}), 7)
 
 
 class FakeControllers:
@@ -27,11 +33,14 @@ class FakeControllers:
 
     def __init__(self) -> None:
         self.codes: list[int] = []
+        self.heartbeats: list[Any] = []
         self.alter_code: int | None = ResponseCode.SUCCESS  # None: no answer
         self.faults = 0
 
     async def call(self, code: int, fields: Any, body: bytes = b"", **_: Any) -> Response:
         self.codes.append(code)
+        if code == RequestCode.BROKER_HEARTBEAT:
+            self.heartbeats.append(fields)
         if code == RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET:
             if self.alter_code is None:
                 raise ControllerUnreachable("no answer")
@@ -60,9 +69,11 @@ class FakeControllers:
 class FakeService:
     def __init__(self) -> None:
         self.answered: list[tuple[int, bool]] = []
+        self.reasons: list[str] = []
+        self.caught_up = True
 
     def figures(self) -> LogFigures | None:
-        return LogFigures(1, 10, 10, caught_up=True)
+        return LogFigures(1, 10, 10, caught_up=self.caught_up)
 
     def lead(self, lead: Lead, replica_id: int) -> None:
         pass
@@ -76,18 +87,25 @@ class FakeService:
     def failed(self) -> bool:
         return False
 
+    def reopen(self) -> None:
+        pass
+
     def set_answered(self, number: int, *, refused: bool) -> None:
         self.answered.append((number, refused))
 
     def confirmed(self, reason: str) -> None:
-        pass
+        self.reasons.append(reason)
 
 
-def _contact(controllers: FakeControllers, service: FakeService, root: Path) -> ControlledBroker:
+def _contact(
+    controllers: FakeControllers, service: FakeService, root: Path, clock: Clock | None = None
+) -> ControlledBroker:
     fake: Any = controllers
-    return ControlledBroker(
-        LiveSettings(Settings()), fake, service, Disk(), root, "127.0.0.1:10911", LoopClock()
+    contact = ControlledBroker(
+        LiveSettings(Settings()), fake, service, Disk(), root, OWN_ADDRESS, clock or LoopClock()
     )
+    contact._membership.replica_id = 1
+    return contact
 
 
 @pytest.mark.parametrize(
@@ -134,3 +152,48 @@ def test_heartbeats_go_on_after_a_fault(
 
     asyncio.run(body())
     assert caplog.text.count("failed and starts again") == 2
+
+
+def test_a_broker_whose_id_another_one_has_taken_gives_way(tmp_path: Path) -> None:
+    """Two processes with copies of one data directory must not both lead under its id."""
+
+    async def body() -> None:
+        clock, controllers, service = VirtualClock(), FakeControllers(), FakeService()
+        contact = _contact(controllers, service, tmp_path, clock)
+        await contact.start(log_epoch=0)
+        contact.learn(MASTER)
+        assert contact.role is not None
+        await clock.elapse(1_000)
+        assert controllers.heartbeats
+        contact.learn(MASTER._replace(master_address="other:10911", master_epoch=2))
+        assert contact.role.epoch == 1
+        assert service.reasons == [
+            "the broker at other:10911 has registered with the id 1 of this one"
+        ]
+        controllers.heartbeats.clear()
+        await clock.elapse(60_000)
+        assert not controllers.heartbeats
+        assert len(service.reasons) == 1
+        await contact.close()
+
+    asyncio.run(body())
+
+
+def test_penstocks_controllers_hear_that_a_log_is_incomplete_for_as_long_as_it_is(
+    tmp_path: Path,
+) -> None:
+    """They wait for the replica with the longest log, however long there is no master."""
+
+    async def body() -> None:
+        clock, controllers, service = VirtualClock(), FakeControllers(), FakeService()
+        service.caught_up = False
+        (tmp_path / INCOMPLETE).touch()
+        contact = _contact(controllers, service, tmp_path, clock)
+        contact._incomplete = contact._note_power_failure()
+        await contact.start(log_epoch=1)
+        contact.learn(MASTER._replace(master_id=None, master_address=""))
+        await clock.elapse(UNSURE_MS * 3)
+        assert {one["penstockLogIncomplete"] for one in controllers.heartbeats} == {"true"}
+        await contact.close()
+
+    asyncio.run(body())

@@ -151,8 +151,10 @@ class Reports:
                     await self._write(part)
             except EtcdError as error:
                 log.warning("can't report replicas in etcd: %s", error)
-                # Heartbeats write again what is alive.
-                self._changes = {key: None for key, value in changes if value is None}
+                # Heartbeats write again what is alive. What was lost meanwhile stays lost.
+                for key, value in changes:
+                    if value is None:
+                        self._changes.setdefault(key, None)
                 if self._changes:
                     self._wanted.set()
                 await pause(self._clock, RETRY_MS)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 from penstock.controller.broker_set import BrokerSet, Heartbeat, LiveReplica, ReplicaRecord
+from penstock.errors import EtcdError
 from penstock.server.controller.etcd.controller_lease import RENEW_MS, TTL_S, ControllerLease
 from penstock.server.controller.etcd.etcd_client import EtcdClient
 from penstock.server.controller.etcd.etcd_keys import Keys
@@ -184,6 +185,24 @@ def test_a_write_that_failed_is_repeated() -> None:
         await f.clock.elapse(RETRY_MS + WINDOW_MS)
         assert FIRST not in f.one.view.own_reports
         assert await f.one.send(heartbeat(replica_id=2)) == WRITE
+
+    run(main)
+
+
+def test_a_replica_that_is_lost_during_a_write_that_fails_stays_lost() -> None:
+    """Otherwise it counts as alive for as long as its controllers run."""
+
+    async def main(f: Fixture) -> None:
+        await f.one.send()
+
+        def fail() -> None:
+            f.one.reports.lost(FIRST)
+            raise EtcdError("no answer")
+
+        f.etcd.before.append(fail)
+        await f.one.send(heartbeat(replica_id=2))
+        await f.clock.elapse(RETRY_MS + WINDOW_MS)
+        assert FIRST not in f.one.view.own_reports
 
     run(main)
 
