@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.config.replication_settings import ReplicationConfig
-from penstock.errors import PeerError, WriteStopped
+from penstock.errors import PeerError
 from penstock.server.services.broker_service import BrokerService
 from penstock.transport.peer import Response
 from penstock.wire.codes import RequestCode, ResponseCode
@@ -83,10 +83,11 @@ def test_a_slave_whose_disk_has_failed_follows_again(
             number = await brokers.await_master()
             slave = next(one for one in brokers.services.values() if one.broker.role.slave)
             store = slave.broker.context.store
-            store.writer.refusal = WriteStopped("flushing failed")
+            store.flusher.fail(OSError(errno.EIO, "Input/output error"))
             await until(lambda: slave._broker is not None and slave.broker.context.store != store)
+            await brokers.await_in_sync(3)
             assert await brokers.send_to(number, 1) == ResponseCode.SUCCESS
-            await assert_equal(await brokers.await_in_sync(3), slave)
+            await assert_equal(brokers.services[number], slave)
 
     run(body())
 

@@ -39,10 +39,12 @@ def _everyone(cluster: Cluster) -> list[str]:
 async def _lost(cluster: Cluster, directions: Iterable[Direction]) -> AsyncIterator[None]:
     """Lose packets while the block runs."""
     directions = sorted(set(directions))
-    await asyncio.to_thread(cluster.network.lose, directions)
+    losing = asyncio.ensure_future(asyncio.to_thread(cluster.network.lose, directions))
     try:
+        await asyncio.shield(losing)
         yield
     finally:
+        await losing  # a thread goes on if its task is cancelled
         await asyncio.to_thread(cluster.network.restore, directions)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -42,6 +43,8 @@ class MachinesNetwork:
         self._numbers = {name: number for number, name in enumerate((CLIENTS, *names), start=1)}
         self._holders: dict[str, subprocess.Popen[bytes]] = {}
         self._lost: Counter[Direction] = Counter()
+        self._changing = threading.Lock()
+        """Held while directions are lost or restored: faults overlap, each in threads."""
         self._device = f"pst{os.getpid()}"
         try:
             self._create()
@@ -107,18 +110,21 @@ class MachinesNetwork:
     def lose(self, directions: Iterable[Direction]) -> None:
         """Lose packets; a direction that is lost several times has to be restored as often."""
         directions = list(directions)
-        self._aim([one for one in directions if not self._lost[one]], lost=True)
-        self._lost.update(directions)
+        with self._changing:
+            self._aim([one for one in directions if not self._lost[one]], lost=True)
+            self._lost.update(directions)
 
     def restore(self, directions: Iterable[Direction]) -> None:
         directions = list(directions)
-        self._lost.subtract(directions)
-        self._aim([one for one in directions if self._lost[one] <= 0], lost=False)
-        self._lost = +self._lost
+        with self._changing:
+            self._lost.subtract(directions)
+            self._aim([one for one in directions if self._lost[one] <= 0], lost=False)
+            self._lost = +self._lost
 
     def restore_all(self) -> None:
-        lost, self._lost = self._lost, Counter()
-        self._aim(lost, lost=False)
+        with self._changing:
+            lost, self._lost = self._lost, Counter()
+            self._aim(lost, lost=False)
 
     def close(self) -> None:
         """Delete what is in the namespace of this process; the others vanish soon."""

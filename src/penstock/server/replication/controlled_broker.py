@@ -87,6 +87,10 @@ class ControlledService(Protocol):
     def failed(self) -> bool:
         """Whether the store has stopped writing because the disk has failed."""
 
+    async def drop_unflushed(self) -> None:
+        """The disk has failed: after a restart, nothing counts as flushed that may not be on it.
+        Raises OSError."""
+
     def reopen(self) -> None:
         """Open the store of a slave again."""
 
@@ -196,12 +200,12 @@ class ControlledBroker:
         even after a restart."""
         assert self.role is not None
         self.role.doubt_log()
-        if not self._incomplete:
-            self._incomplete = True
-            try:
-                await in_pool(self._disk, lambda: self._disk.replace(self._root / INCOMPLETE, b""))
-            except OSError as error:
-                log.warning("can't store that the end of the log may be missing: %s", error)
+        self._incomplete = True
+        try:
+            await in_pool(self._disk, lambda: self._disk.replace(self._root / INCOMPLETE, b""))
+            await self._service.drop_unflushed()
+        except OSError as error:
+            log.warning("can't store that the end of the log may be missing: %s", error)
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -323,7 +327,6 @@ class ControlledBroker:
             log.error("this replica can't take over: %s", error)
             if self._service.failed():
                 await self._doubt_log()
-                self._service.reopen()
             await pause(self._clock, TAKE_OVER_RETRY_MS)
             return False
         return True
@@ -488,7 +491,7 @@ class ControlledBroker:
             if not reported:
                 reported = True
                 log.error("this replica can't store messages: it must not be the master")
-            await self._doubt_log()
+                await self._doubt_log()
             if role.leads:
                 await self.hand_over()
             elif not role.needs_election:  # there is another master

@@ -17,6 +17,7 @@ from penstock.replication.assigned_role import AssignedRole
 from penstock.replication.controlled_role import Follow, Lead
 from penstock.server.background import in_pool
 from penstock.server.replication.controlled_broker import LogFigures
+from penstock.store.recovery.truncation import Truncation, request_truncation
 from penstock.wire.codes import MASTER_ID
 
 if TYPE_CHECKING:
@@ -106,7 +107,9 @@ class ControlledServices:
         running = self._running()
         if was_slave:
             self.assigned = assigned
-            if running is not None and running.broker.role.slave:
+            if self.failed():
+                self._restart()
+            elif running is not None and running.broker.role.slave:
                 running.replication.follow(follow.address, follow.epoch)
             return
         log.warning("%s is the master of epoch %d: this one steps down", *follow)
@@ -156,8 +159,25 @@ class ControlledServices:
         store = running.broker.context.store
         return bool(store.flusher.failed()) or isinstance(store.writer.refusal, WriteStopped)
 
+    async def drop_unflushed(self) -> None:
+        """The disk has failed: the next start of the store truncates what was not flushed.
+
+        After an fsync that has failed, these bytes can still be read, and the next fsync succeeds,
+        but they may not be on the disk. Under sync flush this replica has not acknowledged them,
+        and a master gives them again. Under async flush it may have; but then no log counts as
+        complete after a power failure.
+        """
+        running = self._running()
+        if running is None:
+            return
+        store = running.broker.context.store
+        flushed = store.flusher.flushed()
+        if store.flusher.group_commit and flushed < store.log.end:
+            cut = Truncation(flushed, "the disk has failed, and the rest was not flushed")
+            await in_pool(store.disk, lambda: request_truncation(store.disk, store.paths, cut))
+
     def reopen(self) -> None:
-        """Open the store of a slave again; its recovery finds what is on the disk."""
+        """Open the store of a slave again."""
         if self.assigned.role == "slave":
             self._restart()
 

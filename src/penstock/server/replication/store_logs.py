@@ -105,7 +105,9 @@ class StoreSlaveLog:
     @property
     def may_receive(self) -> bool:
         """A log without any stored epoch would have nothing in common with the master's after a
-        crash."""
+        crash. A slave whose disk has failed must not join the in-sync set."""
+        if isinstance(self._store.writer.refusal, WriteStopped):
+            return False
         return self._epochs_known_to == OFFSET_MAX and self.acknowledged >= self.end
 
     def restart(self, next_offset: int, *, equal: bool = False) -> None:

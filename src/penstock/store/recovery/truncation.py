@@ -20,7 +20,11 @@ class Truncation(msgspec.Struct, frozen=True):
 
 
 def request_truncation(disk: Disk, paths: StorePaths, truncation: Truncation) -> None:
-    """Have the next start truncate the log. Waits for the disk."""
+    """Have the next start truncate the log. Of several requests, the smallest offset counts. Waits
+    for the disk."""
+    before = read_truncation(disk, paths)
+    if before is not None and before.offset <= truncation.offset:
+        return
     disk.replace(paths.truncation, msgspec.json.encode(truncation))
 
 

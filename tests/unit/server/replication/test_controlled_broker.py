@@ -87,6 +87,9 @@ class FakeService:
     def failed(self) -> bool:
         return False
 
+    async def drop_unflushed(self) -> None:
+        pass
+
     def reopen(self) -> None:
         pass
 
