@@ -45,6 +45,8 @@ class Broker(Node):
         self.power_lost = False
         """The last process ended by a power cut."""
         self.damaged = False
+        self.doubted = False
+        """The disk has failed, and no master has given this replica its log since then."""
         # Of the process:
         self.up = False
         self.role: ControlledRole | None = None
@@ -92,8 +94,19 @@ class Broker(Node):
         if disk:
             self.log = DiskLog(self.world, self, sync_flush=self.mode.sync_flush)
             self.replica_id = self._application = self.truncation = None
-            self.power_lost = self.damaged = False
+            self.power_lost = self.damaged = self.doubted = False
         self.ledger.check()
+
+    def fail_disk(self) -> None:
+        """An fsync fails, once. Brokers notice that within 100 ms; here, at once."""
+        self.world.note(f"the disk of {self.name} fails behind {self.log.flushed}")
+        self.log.fail()
+        if self.role is not None and not self.rules.ignores_failed_disk:
+            self._doubt_log()
+        if isinstance(self.services, MasterService):
+            self.services.refusal = "the disk has failed"
+        elif self.services is not None and self.services.link is not None:
+            self.services.link.close_slave()  # it can't receive any more
 
     def restart(self) -> None:
         """As `BrokerService._restart_soon`: the services stop and start, the process goes on."""
@@ -104,6 +117,7 @@ class Broker(Node):
         self.world.at(self.world.rng.choice((0, 1, 20)), self._stop_services, self)
 
     def _stop_services(self) -> None:
+        self._drop_unflushed()
         if self.services is not None:
             self.services.close()
             self.services = None
@@ -201,6 +215,7 @@ class Broker(Node):
         world, last = self.world, max(self.log.saved, default=None)
         assert self.replica_id is not None
         complete = not self.power_lost or self.mode.sync_flush or self.rules.log_complete
+        complete &= not self.doubted
         self.role = self.rules.role(
             self.replica_id,
             log_epoch=last.number if last is not None else 0,
@@ -212,6 +227,7 @@ class Broker(Node):
         self._confirmed_ms = world.now_ms
         world.every(POLL_MS, self._poll, self)
         world.every(LEASE_CHECK_MS, self._check_lease, self)
+        world.every(POLL_MS, self._watch_disk, self)
         for controller in self.controllers:
             world.every(HEARTBEAT_MS, lambda to=controller: self._heartbeat(to), self)  # type: ignore[misc]
 
@@ -257,11 +273,11 @@ class Broker(Node):
     def _act(self, action: Lead | TakeOver | Follow | None) -> None:
         assert self.role is not None
         if isinstance(action, Lead):
-            self.power_lost = False
+            self.power_lost = self.doubted = False
             self._lead(action)
         elif isinstance(action, TakeOver):
-            self._prepare()
-            self._alter(frozenset([self.role.own_id]), *action, lambda refused: None)
+            if self._is_prepared():
+                self._alter(frozenset([self.role.own_id]), *action, lambda refused: None)
         elif isinstance(action, Follow):
             self._follow(action)
 
@@ -287,21 +303,62 @@ class Broker(Node):
         self.assigned = Assigned(epoch=follow.epoch, address=follow.address)
         self.world.note(f"{self.name} learns that {follow.address} leads epoch {follow.epoch}")
         if was_slave:
-            if isinstance(self.services, SlaveService):
+            if self.log.failed:
+                self.restart()
+            elif isinstance(self.services, SlaveService):
                 self.services.follow(follow.address, follow.epoch)
             return
         self._stop_writing()
         self.restart()
 
-    def _prepare(self) -> None:
+    def _is_prepared(self) -> bool:
         """Before this replica takes over: acknowledge nothing more, to clients or to the old
         master, and have the log on the disk. From then on no other replica may have it."""
         if self.rules.takes_over_unflushed:
-            return
+            return True
         if isinstance(self.services, SlaveService):
             self.services.disconnect()
         self._stop_writing()
+        if self.log.failed and not self.rules.ignores_failed_disk:
+            self._doubt_log()
+            return False
         self.log.reopen()
+        return True
+
+    def _doubt_log(self) -> None:
+        """As `ControlledBroker._doubt_log`."""
+        assert self.role is not None
+        self.role.doubt_log()
+        self.doubted, self.electable = True, False
+        self._drop_unflushed()
+
+    def _drop_unflushed(self) -> None:
+        """As `ControlledServices.drop_unflushed`."""
+        if self.log.failed and self.mode.sync_flush and not self.rules.keeps_unflushed:
+            cut = self.log.flushed
+            self.truncation = cut if self.truncation is None else min(cut, self.truncation)
+
+    def _watch_disk(self) -> None:
+        if not self.log.failed or self.role is None or self.rules.ignores_failed_disk:
+            return
+        self._doubt_log()
+        if self.role.leads:
+            self._hand_over()
+        elif not self.role.needs_election:
+            self.restart()
+
+    def _hand_over(self) -> None:
+        role = self.role
+        assert role is not None
+        others = set() if role.state is None else role.state.in_sync - {role.own_id}
+        other = min(others, default=None)
+
+        def answered(answer: Answer | None, tried: int) -> None:
+            if answer is not None and answer.state is not None and answer.code in ELECTED:
+                self.learn(set_state(answer.state))
+
+        if other is not None:
+            self._calls.call(lambda to, reply: to.elect(other, reply, designated=True), answered)
 
     def _stop_writing(self) -> None:
         if isinstance(self.services, MasterService):
@@ -314,9 +371,9 @@ class Broker(Node):
     def _heartbeat(self, controller: Controller) -> None:
         role, services, now_ms = self.role, self.services, self.world.now_ms
         assert role is not None
-        if isinstance(services, SlaveService) and services.caught_up:
+        if isinstance(services, SlaveService) and services.caught_up and not self.log.failed:
             role.caught_up()
-            self.power_lost = False
+            self.power_lost = self.doubted = False
         if role.complete and not self.electable:
             self.electable = True
             self.ledger.check()

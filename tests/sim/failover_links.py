@@ -7,6 +7,7 @@ its own time, or only by silence.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,9 @@ class DiskLog(ModelLog):
         self._stored: tuple[Epoch, ...] | None = None  # what this process has stored
         self._saving: tuple[Epoch, ...] | None = None
         self._epochs_known_to = OFFSET_MAX
+        self.failed = False
+        """An fsync has failed, and the store was not opened again since then."""
+        self._unsafe_from = OFFSET_MAX  # something behind this offset is not on the disk
 
     @property
     def acknowledged(self) -> int:
@@ -44,7 +48,28 @@ class DiskLog(ModelLog):
 
     @property
     def may_receive(self) -> bool:
-        return self._epochs_known_to == OFFSET_MAX and super().may_receive
+        return self._epochs_known_to == OFFSET_MAX and super().may_receive and not self.failed
+
+    def fail(self) -> None:
+        """A flush fails: what it was to write is not on the disk, although it can be read. Later
+        flushes do not write it."""
+        self.failed = True
+        if self.flushed < len(self.data):
+            self._unsafe_from = min(self.flushed, self._unsafe_from)
+
+    def flush(self) -> None:
+        if not self.failed:
+            super().flush()
+
+    def truncate(self, offset: int) -> None:
+        super().truncate(offset)
+        if offset <= self._unsafe_from:
+            self._unsafe_from = OFFSET_MAX
+
+    def power_cut(self, rng: random.Random) -> bool:
+        self.flushed = min(self.flushed, self._unsafe_from)
+        self._unsafe_from = OFFSET_MAX
+        return super().power_cut(rng)
 
     def follow(self, history: EpochHistory) -> None:
         super().follow(history)
@@ -72,6 +97,7 @@ class DiskLog(ModelLog):
         """As `Replication.__init__`: load the epochs, drop those beyond the log; returns the number
         of the newest. A save that was under way may have reached the disk."""
         self.reopen()
+        self.failed = False
         if self._saving is not None and self._world.rng.random() < 0.5:
             self.saved = self._saving
         self._saving = self._stored = None

@@ -41,6 +41,10 @@ class BrokerRules(NamedTuple):
     """A master that is elected again asks for sets until its services stop."""
     takes_over_unflushed: bool = False
     """A replica takes over before its log is flushed."""
+    ignores_failed_disk: bool = False
+    """A replica takes over although an fsync has failed, because the next one succeeds."""
+    keeps_unflushed: bool = False
+    """A log that is opened again counts as flushed, although an fsync has failed."""
     forgets_power_cut: bool = False
     """The second process after a power cut takes its log for complete."""
 

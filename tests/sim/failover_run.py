@@ -88,6 +88,7 @@ class Life:
             (self._crash, 1),
             (self._cut_power, 0.5),
             (self._lose_disk, 0.15),
+            (self._fail_disk, 0.3),
             (self._pause, 0.7),
             (self._partition, 1),
             (self._cut_links, 2),
@@ -173,13 +174,20 @@ class Life:
         left = [
             other
             for other in self.brokers
-            if other is not broker and not other.damaged
+            if other is not broker and not other.damaged and not other.doubted
             and other.replica_id in (state.before or state.in_sync)
         ]  # fmt: skip
         if left:
             self.world.note(f"{broker.name} loses its disk with {len(broker.log.data)} bytes")
             broker.stop(power=True, disk=True)
             self.world.events["lost disk"] += 1
+
+    def _fail_disk(self) -> None:
+        """An fsync fails."""
+        broker = self._some_broker()
+        if broker is not None and broker.services is not None and not broker.log.failed:
+            broker.fail_disk()
+            self.world.events["failed disk"] += 1
 
     def _pause(self) -> None:
         nodes: list[Node] = [*self._up(), *self.controllers]
@@ -267,6 +275,8 @@ class Life:
         self.world.heal()
         for node in (*self.brokers, *self.controllers):
             node.paused_until_ms = 0
+            if isinstance(node, Broker) and node.up and node.log.failed:
+                node.stop()  # by an operator: perhaps no other replica can be the master
             if not node.up:
                 node.start()
         for controller in self.controllers:
@@ -285,11 +295,14 @@ class Life:
 
     def _needs_operator(self) -> bool:
         """Whether a member of the in-sync set has lost its disk, and all others may have lost the
-        end of their logs: nobody knows what is lost."""
+        end of their logs, with their power or because their disks have failed: nobody knows what is
+        lost."""
         state = self.etcd.state
         members = set() if state is None else set(state.before or state.in_sync)
         present = [broker for broker in self.brokers if broker.replica_id in members]
-        return len(present) < len(members) and all(broker.power_lost for broker in present)
+        return len(present) < len(members) and all(
+            broker.power_lost or broker.doubted for broker in present
+        )
 
     def _until(self, done: Callable[[], bool], otherwise: str) -> None:
         until_ms = self.world.now_ms + CONVERGENCE_MS

@@ -306,7 +306,8 @@ class SlaveService:
         """As `Replication._truncate`: the next start of the store does it."""
         self.world.events["truncation"] += 1
         self.world.note(f"{self.broker.name} truncates its log to {offset}")
-        self.broker.truncation = offset
+        before = self.broker.truncation
+        self.broker.truncation = offset if before is None else min(offset, before)
         self.broker.restart()
 
     def flushed(self) -> None:

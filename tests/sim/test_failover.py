@@ -50,6 +50,7 @@ def test_everything_happens() -> None:
         "crash",
         "election",
         "etcd unavailable",
+        "failed disk",
         "lease expired",
         "lost disk",
         "master presumed",

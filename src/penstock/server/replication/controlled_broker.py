@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 POLL_MS = 1_000
 INCOMPLETE = "penstock.incomplete"
 """A file that exists while the end of the log may be missing."""
-LEASE_CHECK_MS = 100
+LEASE_CHECK_MS = DISK_CHECK_MS = 100
 TAKE_OVER_RETRY_MS = 500
 """Until the next attempt of a replica that could not take over."""
 REOPEN_MS = 5_000
@@ -483,7 +483,7 @@ class ControlledBroker:
         """A replica whose disk has failed must not be the master, and opens its store again."""
         reported = False
         while True:
-            await pause(self._clock, POLL_MS)
+            await pause(self._clock, POLL_MS if reported else DISK_CHECK_MS)
             role = self.role
             if role is None or not self._service.failed():
                 reported = False

@@ -442,6 +442,8 @@ class BrokerService:
         async with self._starting:
             while not self._stopping or self._handing_over:
                 try:
+                    if self._controlled is not None and self._controlled.failed():
+                        await self._controlled.drop_unflushed()
                     if self._server is not None:
                         self._held = self._server.take_ports()
                     await self._stop_services(restarts=True)
