@@ -26,7 +26,7 @@ from tests.sim.failover_rules import BrokerRules
 from tests.sim.failover_run import MODES, Rules, run_seed
 from tests.sim.replication_nodes import InvariantError
 
-SEEDS = rounds(ci=1000, proof=6000)
+SEEDS = rounds(ci=1000, proof=8000)
 """A mutation must fail one of these seeds."""
 
 
