@@ -14,7 +14,7 @@ from penstock.config import BrokerConfig, Settings
 from penstock.errors import ReadFailed
 from penstock.rpc.answers import Answer, InThread, RegisterTopics, Reply, Suspend
 from penstock.rpc.command import Command
-from penstock.store.get import TAG_HASHES_MAX
+from penstock.store.get import TAG_HASHES_MAX, Reader
 from penstock.wire.bodies.client_bodies import (
     SubscriptionData,
     SubscriptionGroupConfig,
@@ -324,13 +324,20 @@ def test_a_one_way_pull_is_not_answered(env: BrokerFixture) -> None:
     assert env.pull(0, oneway=True) is None
 
 
-def test_a_failed_read_leaves_no_partial_response(env: BrokerFixture) -> None:
-    env.send()
+class Failing(Reader):
+    """A reader that fails with half of the messages in the output."""
 
-    def fail(*_: object) -> bool:
+    def copy_to(self, output: Output, wait: bool = False) -> bool:
+        output.append(b"half of the messages")
         raise ReadFailed("the disk says no")
 
-    env.broker.pull._write = fail  # type: ignore[method-assign,assignment]
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_failed_read_leaves_no_partial_response(env: BrokerFixture, known: bool) -> None:
+    env.send()
+    if known:
+        assert len(bodies(env.pull(0))) == 1
+    env.store.reader = Failing(env.store.log, 1 << 20)
     answer = env.pull(0)
     assert isinstance(answer, Reply)
     assert (answer.code, answer.body) == (1, b"")
@@ -357,7 +364,7 @@ def test_messages_deleted_by_retention_during_a_read_are_skipped(
 ) -> None:
     for number in range(5):
         env.send(body=bytes([number]))
-    monkeypatch.setattr(env.broker.pull, "_write", lambda *_: False)
+    monkeypatch.setattr(env.broker.pull.requests, "_write", lambda *_: False)
     reader_for = pull_message.reader_for
     monkeypatch.setattr(
         pull_message, "reader_for", lambda *given: Vanishing(reader_for(*given), failures)
