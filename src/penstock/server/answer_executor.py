@@ -295,20 +295,17 @@ class AnswerExecutor:
     def _suspend(self, pending: PendingResponse, suspend: Suspend) -> None:
         assert self._long_polling is not None
         client = pending.connection.client
-        counts = (
-            ("suspended requests of all clients", len(self._long_polling), SUSPENDED_MAX),
-            (
-                "suspended requests of this client",
-                self._long_polling.count_of(client),
-                SUSPENDED_PER_CLIENT_MAX,
-            ),
-        )
-        for what, figure, limit in counts:
-            if figure >= limit:
-                busy = SystemBusy.over(what, figure=figure, limit=limit, unit="requests")
-                self._reply(pending, refusal(busy))
-                return
-        self._long_polling.add(client, pending.suspend(), suspend)
+        figure, limit = len(self._long_polling), SUSPENDED_MAX
+        what = "suspended requests of all clients"
+        if figure < limit:
+            figure, limit = self._long_polling.count_of(client), SUSPENDED_PER_CLIENT_MAX
+            what = "suspended requests of this client"
+        if figure >= limit:
+            busy = SystemBusy.over(what, figure=figure, limit=limit, unit="requests")
+            self._reply(pending, refusal(busy))
+            return
+        pending.suspended = True
+        self._long_polling.add(client, pending, suspend)
         self._server.tick_at(suspend.deadline_ms)
 
     def wake(self, suspended: SuspendedRequest, last: bool) -> None:

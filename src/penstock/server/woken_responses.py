@@ -6,7 +6,7 @@ from penstock.wire.output import Output
 
 WRITE_BYTES = 256 * 1024
 """More than this is sent at once, so that a client that does not read is noticed."""
-KEPT_OUTPUTS = 128
+KEPT_OUTPUTS = 32
 """Empty outputs that are kept for the next responses."""
 
 
