@@ -4,6 +4,7 @@ from penstock.wire cimport octets
 from penstock.wire.fields cimport Fields
 
 cdef int _NO_EXPRESSION
+cdef int _EXPRESSION_BYTES_MAX
 cdef int _PROBES
 
 cdef class TargetKey:

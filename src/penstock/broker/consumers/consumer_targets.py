@@ -15,8 +15,11 @@ from penstock.wire import octets
 from penstock.wire.fields import Fields
 
 TARGETS_MAX = 1 << 15
-"""The maximum number of targets of a table; each takes about 0.5 KB."""
+"""The maximum number of targets of a table. Most take about 0.5 KB, at most 3 KB."""
+EXPRESSION_BYTES_MAX = 256
+"""Requests with a longer expression have no target: a client may send as many as it likes."""
 NO_EXPRESSION = -1
+_EXPRESSION_BYTES_MAX = EXPRESSION_BYTES_MAX
 _NO_EXPRESSION = NO_EXPRESSION
 _SLOTS_MIN = 64
 _PROBES = 8  # slots in which a target may be
@@ -39,7 +42,7 @@ class TargetKey:
         self.hash: int = 0
 
     def read(self, fields: Fields, with_expression: bool) -> bool:
-        """Read the key of a request; False if a field is missing or out of range.
+        """Read the key of a request; False if a field is missing or too long, or out of range.
 
         Raises a HeaderError if the queue id is not a number.
         """
@@ -67,6 +70,8 @@ class TargetKey:
             if expression >= 0:
                 self.expression_at = fields.value_at(expression)
                 self.expression_length = fields.value_length(expression)
+                if self.expression_length > _EXPRESSION_BYTES_MAX:
+                    return False
                 self.hash = octets.mix_hash(
                     fields.buffer, self.expression_at, self.expression_length, self.hash
                 )

@@ -11,6 +11,7 @@ There are no targets for pulls with a filter, nor while slaves may be suggested 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -120,7 +121,7 @@ class PullTargets:
             return
         # With too many tags the broker does not filter; clients check the tags too.
         hashes = wanted.tag_hashes if len(wanted.tag_hashes) <= TAG_HASHES_MAX else ()
-        target = PullTarget(self._key, queue, hashes)
+        target = PullTarget(self._key, queue, array("q", hashes))
         target.settings = settings
         target.topic_config = self._topics.get(target.topic)
         target.group_config = self._groups.get(target.group)

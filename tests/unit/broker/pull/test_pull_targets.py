@@ -96,6 +96,16 @@ def test_what_is_pulled_is_found_by_all_of_its_names(env: Fixture) -> None:
     assert code(env.pull(0, consumerGroup=None)) != 0
 
 
+def test_a_long_expression_is_resolved_each_time(env: Fixture) -> None:
+    env.send(tag="x" * 250, body=b"long")
+    known(env, subscription="x" * 250 + " || a")
+    before = env.unusual
+    for _ in range(2):
+        tags = "x" * 250 + " ||    a"
+        assert bodies(env.pull(0, subscription=tags)) == [b"\0", b"\2", b"long"]
+    assert env.unusual == before + 2
+
+
 def test_a_filter_is_never_a_tag(env: Fixture) -> None:
     known(env, subscription="a")
     assert code(env.pull(0, subscription="a", expressionType="SQL92")) == AGAIN
