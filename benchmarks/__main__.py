@@ -17,6 +17,7 @@ from benchmarks import (
     many_topics,
     metrics_scrape,
     neighbour,
+    pull_path,
     read_gather,
     replication,
     send_path,
@@ -27,6 +28,7 @@ from benchmarks import (
 
 ALL = {
     "send": send_path.main,
+    "pull": pull_path.main,
     "gather": read_gather.main,
     "filters": filters.main,
     "latency": append_latency.main,

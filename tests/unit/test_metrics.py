@@ -10,10 +10,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.broker.consumers.client_groups import GroupMember
+from penstock.broker.flow_counters import FlowCounter
 from penstock.broker.metrics.broker_metrics import broker_metrics
 from penstock.broker.metrics.group_lags import GroupLags
 from penstock.broker.replicas.replica_role import ReplicaRole
-from penstock.broker.stats import FlowCounter
 from penstock.config import BrokerConfig, LiveSettings, Settings
 from penstock.metrics import Registry, Sample
 from penstock.server.metrics.server_metrics import (

@@ -42,7 +42,7 @@ from penstock.broker.delay.timers import OldTimer
 from penstock.broker.filter.filters import Filters
 from penstock.broker.long_polling import LongPolling
 from penstock.broker.master_services import HandlerFamily, MasterServices, TimedService
-from penstock.broker.pull.pull_message import PullHandler
+from penstock.broker.pull.pull_handler import PullHandler
 from penstock.broker.query import QueryHandlers
 from penstock.broker.replicas.replica_role import (
     MASTER_CHANGES,

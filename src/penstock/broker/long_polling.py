@@ -1,9 +1,10 @@
 """Long polling: requests that wait until messages arrive, or until their deadline.
 
-A pull waits at its queue; an arrival there wakes all requests of the queue. POP requests of one
-group wait in a `WaitQueue` for any of several queues. An arrival wakes one of them, and a
-request that leaves messages behind wakes the next. So a message wakes one of a thousand requests,
-not all of them.
+A pull waits at its queue; an arrival there wakes all requests of the queue. They are woken together
+with those of other queues when the reads of this loop iteration have been served, so that what
+arrives in one iteration goes out together. POP requests of one group wait in a `WaitQueue` for any
+of several queues. An arrival wakes one of them, and a request that leaves messages behind wakes the
+next. So a message wakes one of a thousand requests, not all of them.
 
 One loop iteration wakes a limited number of pulls, and one tick answers a limited number of
 requests, so that a message that very many of them wait for, or a deadline that very many have in
@@ -73,9 +74,10 @@ class LongPolling:
         self._number = 0
         self._alive = 0
         self.in_wait_queues = 0  # how many requests wait in wait queues
-        # Pulls that are to be woken in the next loop iterations, and how many may be woken now.
+        # Pulls that are to be woken in the next loop iterations, and whether `_wake_some` will be
+        # called there.
         self._to_wake: deque[SuspendedRequest] = deque()
-        self._wakes_left = WAKES_MAX
+        self._waking_soon = False
         self._wake: Callable[[SuspendedRequest, bool], None] = lambda suspended, last: None
         self._call_soon: Callable[[Callable[[], None]], None] = lambda call: call()
         store.on_arrival(self._arrived)
@@ -225,23 +227,22 @@ class LongPolling:
             self.wake_next(waiting)
             if waiting.waiting:
                 self.watch(waiting)
-        if self._to_wake and self._wakes_left:
-            self._wake_some()
+        if self._to_wake and not self._waking_soon:
+            self._waking_soon = True
+            self._call_soon(self._wake_some)
 
     def _wake_some(self) -> None:
-        """Wake pulls while there are wakes left, and the rest in the next loop iteration."""
-        while self._to_wake and self._wakes_left:
-            suspended = self._to_wake.popleft()
-            if suspended.alive:
-                self._wakes_left -= 1
-                self._forget(suspended)
-                self._wake(suspended, False)
-        if not self._wakes_left:
-            self._call_soon(self._wake_more)
-
-    def _wake_more(self) -> None:
-        self._wakes_left = WAKES_MAX
-        self._wake_some()
+        """Wake pulls, and the rest of very many in the next loop iterations."""
+        try:
+            for _ in range(min(len(self._to_wake), WAKES_MAX)):
+                suspended = self._to_wake.popleft()
+                if suspended.alive:
+                    self._forget(suspended)
+                    self._wake(suspended, False)
+        finally:
+            self._waking_soon = bool(self._to_wake)
+            if self._waking_soon:
+                self._call_soon(self._wake_some)
 
     def _leave(self, queue: ConsumeQueue, member: SuspendedRequest | WaitQueue) -> None:
         waiting = self._by_queue.get(queue)

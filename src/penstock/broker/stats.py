@@ -18,64 +18,32 @@ complete.
 The broker's totals are also sampled every second, for averages over 10, 60 and 600 s.
 """
 
-from array import array
 from collections import deque
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
+from penstock.broker.flow_counters import (
+    NUMBER,
+    NUMS,
+    SECOND_MS,
+    SIZE,
+    TIMES,
+    WINDOWS,
+    Deliveries,
+    FlowCounter,
+)
 from penstock.store.store import MessageStore
 from penstock.store.tables.config_tables import TopicTable
 from penstock.wire.bodies.admin_bodies import BrokerStatsData, BrokerStatsItem
 from penstock.wire.codes import is_system_topic
 
-SECOND_MS = 1_000
-WINDOWS = ((10 * SECOND_MS, 7), (600 * SECOND_MS, 7), (3_600 * SECOND_MS, 25))
-"""(interval, samples) of minute, hour and day."""
 RATE_SECONDS = (10, 60, 600)
 STEP_COUNTERS = 1_000
 """Counters of queues and groups that are sampled in one step: 1 to 4 ms."""
 
-_NUMBER, _NUMS, _SIZE, _TIMES = 0, 1, 2, 3  # fields of a sample
-_FIELDS = 4
 _END: Final = object()
 _PUTS, _FOUND, _MISSED, _TRANSFERRED = 1, 2, 3, 4  # columns of a second's sample, after its time
-
-
-class FlowCounter:
-    """Messages, bytes and requests in one direction, with the samples of each window."""
-
-    __slots__ = ("behind_ms", "nums", "samples", "size", "times")
-
-    def __init__(self) -> None:
-        self.nums = 0
-        self.size = 0
-        self.times = 0
-        self.behind_ms = 0  # of a group: age of the last message that it pulled
-        self.samples = tuple(array("q") for _ in WINDOWS)
-
-    def has_changed(self, window: int) -> bool:
-        """Whether the counter has changed since the last sample, by its number of requests."""
-        row = self.samples[window]
-        return self.times != (row[-1] if row else 0)
-
-    def sample(self, window: int, number: int) -> None:
-        """Store the present values under this number."""
-        row = self.samples[window]
-        if not row:
-            row.extend((number - 1, 0, 0, 0))  # zero at the sample before the first change
-        row.extend((number, self.nums, self.size, self.times))
-        oldest = number - WINDOWS[window][1]  # still needed until this round is complete
-        while row[_FIELDS] <= oldest:  # the sample before is outside of the window
-            del row[:_FIELDS]
-
-    def position_of(self, window: int, number: int) -> int:
-        """Position of the stored sample with this number, or of the last one before it."""
-        row = self.samples[window]
-        position = len(row) - _FIELDS
-        while row[position] > number:
-            position -= _FIELDS
-        return position
 
 
 class Stats:
@@ -100,13 +68,11 @@ class Stats:
         self._round: Iterator[None] | None = None
         self._next_ms = [now_ms + step for step, _ in WINDOWS]
         self._broker_in = FlowCounter()
-        self._broker_out = FlowCounter()
         self._user_in = FlowCounter()  # without system topics
-        self._user_out = FlowCounter()
+        self.delivered = Deliveries()
         # The system topics of the store when it had `_counted_topics` topics.
         self._system_topics: list[bytes] = []
         self._counted_topics = 0
-        self._found = 0
         self._missed = 0
         self._seconds: deque[tuple[int, ...]] = deque(maxlen=RATE_SECONDS[-1] + 1)
         self._second_ms = now_ms + SECOND_MS
@@ -115,17 +81,17 @@ class Stats:
 
     def got(self, group: str, topic: str, count: int, size: int, behind_ms: int) -> None:
         """Count a pull that found messages; `behind_ms` is the age of the first one."""
+        flow = self.deliveries_to(group, topic)
+        self.delivered.count(flow, count, size, behind_ms)
+
+    def deliveries_to(self, group: str, topic: str) -> FlowCounter:
+        """The counter of messages delivered to a group, for `delivered.count`; until it is
+        `dropped`."""
         flow = self.groups.get((topic, group))
         if flow is None:
             flow = self._add(self.groups, topic, group)
-        flow.nums += count
-        flow.size += size
-        flow.times += 1
-        flow.behind_ms = behind_ms
-        self._found += 1
-        self._broker_out.nums += count
-        if not is_system_topic(topic):
-            self._user_out.nums += count
+            flow.internal = is_system_topic(topic)
+        return flow
 
     def missed(self) -> None:
         """Count a pull that found nothing."""
@@ -159,19 +125,19 @@ class Stats:
             return BrokerStatsData()
         if flow is None:
             return None
-        field = _SIZE if name.endswith("_SIZE") else _NUMS
+        field = SIZE if name.endswith("_SIZE") else NUMS
         minute, hour, day = (self._snapshot(flow, window, field) for window in range(len(WINDOWS)))
         return BrokerStatsData(stats_minute=minute, stats_hour=hour, stats_day=day)
 
     def put_tps(self, topic: str) -> float:
         """Messages per second stored in a topic in the last minute."""
         flow = self.topics.get(topic)
-        return self._snapshot(flow, 0, _NUMS).tps if flow is not None else 0.0
+        return self._snapshot(flow, 0, NUMS).tps if flow is not None else 0.0
 
     def get_tps(self, group: str, topic: str) -> float:
         """Messages per second of a topic delivered to a group in the last minute."""
         flow = self.groups.get((topic, group))
-        return self._snapshot(flow, 0, _NUMS).tps if flow is not None else 0.0
+        return self._snapshot(flow, 0, NUMS).tps if flow is not None else 0.0
 
     def runtime(self) -> dict[str, str]:
         """The fields of GET_BROKER_RUNTIME_INFO that are counted here."""
@@ -188,7 +154,7 @@ class Stats:
             "msgPutTotalTodayNow": self._user_in.nums,
             "msgGetTotalYesterdayMorning": got_yesterday,
             "msgGetTotalTodayMorning": got_today,
-            "msgGetTotalTodayNow": self._user_out.nums,
+            "msgGetTotalTodayNow": self.delivered.user.nums,
         }
         total = (
             sum(self._rate(column, s) or 0.0 for column in (_FOUND, _MISSED)) for s in RATE_SECONDS
@@ -208,17 +174,18 @@ class Stats:
 
     def tick(self, now_ms: int) -> None:
         """Take the samples that are due, one step at a time."""
+        delivered = self.delivered
         if now_ms >= self._second_ms or now_ms + SECOND_MS < self._second_ms:
             # The second case: the clock was set back, and sampling must go on.
             self._second_ms = now_ms + SECOND_MS
             self._seconds.append(
-                (now_ms, self._store.writer.puts, self._found, self._missed, self._broker_out.nums)
+                (now_ms, self._store.writer.puts, delivered.pulls, self._missed, delivered.all.nums)
             )
         if now_ms >= self._midnight_ms:
             self._count_totals()
             self._midnight_ms = _next_midnight_ms(now_ms)
             _, put_today, _, got_today = self._midnight_totals
-            self._midnight_totals = (put_today, self._user_in.nums, got_today, self._user_out.nums)
+            self._midnight_totals = (put_today, self._user_in.nums, got_today, delivered.user.nums)
         if self._round is None:
             windows = self._due_windows(now_ms)
             self._round = self._sample_all(windows, now_ms) if windows else None
@@ -237,7 +204,7 @@ class Stats:
     def _sample_all(self, windows: list[int], now_ms: int) -> Iterator[None]:
         """A round, step by step. Counters of deleted topics are removed."""
         self._count_totals()
-        for flow in (self._broker_in, self._broker_out, self._user_in, self._user_out):
+        for flow in (self._broker_in, self.delivered.all, self._user_in, self.delivered.user):
             for window in windows:
                 flow.sample(window, self._numbers[window] + 1)
         yield from self._sample_topics(windows)
@@ -311,7 +278,9 @@ class Stats:
     def _forget(self, topic: str, group: str) -> None:
         """Remove the counters of a group on a topic."""
         for flows in (self.groups, *self._flows.values()):
-            flows.pop((topic, group), None)
+            flow = flows.pop((topic, group), None)
+            if flow is not None:
+                flow.dropped = True
         topics = self._topics_of.get(group)
         if topics is not None and topics.pop(topic, 0) is None and not topics:
             del self._topics_of[group]
@@ -345,9 +314,9 @@ class Stats:
             return self._flows[name].get((topic, group))
         return {
             "BROKER_PUT_NUMS": self._broker_in,
-            "BROKER_GET_NUMS": self._broker_out,
+            "BROKER_GET_NUMS": self.delivered.all,
             "BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC": self._user_in,
-            "BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC": self._user_out,
+            "BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC": self.delivered.user,
         }.get(name)
 
     def _is_new(self, topic: str) -> bool:
@@ -357,14 +326,14 @@ class Stats:
 
     def _snapshot(self, flow: FlowCounter, window: int, field: int) -> BrokerStatsItem:
         row, last = flow.samples[window], self._numbers[window]
-        if not row or row[_NUMBER] >= last:  # only samples of a round that is not complete
+        if not row or row[NUMBER] >= last:  # only samples of a round that is not complete
             return BrokerStatsItem()
-        first = max(last - WINDOWS[window][1] + 1, row[_NUMBER])
+        first = max(last - WINDOWS[window][1] + 1, row[NUMBER])
         times_ms = self._times[window]
         elapsed_ms = times_ms[-1] - times_ms[first - last - 1]
         begin, end = flow.position_of(window, first), flow.position_of(window, last)
         total = row[end + field] - row[begin + field]
-        times = row[end + _TIMES] - row[begin + _TIMES]
+        times = row[end + TIMES] - row[begin + TIMES]
         return BrokerStatsItem(
             sum=total,
             tps=total * 1000 / elapsed_ms if elapsed_ms > 0 else 0.0,

@@ -31,6 +31,8 @@ class Row:
 
     code: int
     handler: Handler
+    in_place: InPlaceHandler | None = None
+    """Handles the same request in place, for the request loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class Router:
                     self.in_place[row.code] = row.handler
                 else:
                     self._handlers[row.code] = row.handler
+                    if row.in_place is not None:
+                        self.in_place[row.code] = row.in_place
 
     def handle(self, command: Command) -> Answer:
         """The answer to a command; never raises a PenstockError."""

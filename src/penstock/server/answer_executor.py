@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.broker.pull.pull_handler import WAITS, WRITTEN, SuspendedPull
 from penstock.errors import PenstockError, SystemBusy
 from penstock.rpc.answers import (
     Answer,
@@ -35,6 +36,7 @@ from penstock.server.client_calls import ClientCalls
 from penstock.server.group_notifications import GroupNotifications
 from penstock.server.pending_response import PendingResponse, ResponseConnection
 from penstock.server.table_writes import TableWrites
+from penstock.server.woken_responses import WokenResponses
 from penstock.store.disk import disk_failure
 from penstock.wire.codes import ResponseCode
 from penstock.wire.output import response
@@ -124,6 +126,8 @@ class AnswerExecutor:
         self._ordered: dict[Hashable, deque[tuple[PendingResponse, InThread, Future[Any]]]] = {}
         self._steps: deque[tuple[PendingResponse, NextIteration]] = deque()
         self._stepping = False  # `_run_steps` is called in the next loop iteration
+        self._woken = WokenResponses()
+        self._collecting = False  # `_woken` is flushed at the end of the running work
         self.thread_jobs = 0
         self.refusals: dict[str, int] = {}  # by the error's name
         if long_polling is not None:
@@ -291,35 +295,54 @@ class AnswerExecutor:
     def _suspend(self, pending: PendingResponse, suspend: Suspend) -> None:
         assert self._long_polling is not None
         client = pending.connection.client
-        counts = (
-            ("suspended requests of all clients", len(self._long_polling), SUSPENDED_MAX),
-            (
-                "suspended requests of this client",
-                self._long_polling.count_of(client),
-                SUSPENDED_PER_CLIENT_MAX,
-            ),
-        )
-        for what, figure, limit in counts:
-            if figure >= limit:
-                busy = SystemBusy.over(what, figure=figure, limit=limit, unit="requests")
-                self._reply(pending, refusal(busy))
-                return
-        self._long_polling.add(client, pending.suspend(), suspend)
+        figure, limit = len(self._long_polling), SUSPENDED_MAX
+        what = "suspended requests of all clients"
+        if figure < limit:
+            figure, limit = self._long_polling.count_of(client), SUSPENDED_PER_CLIENT_MAX
+            what = "suspended requests of this client"
+        if figure >= limit:
+            busy = SystemBusy.over(what, figure=figure, limit=limit, unit="requests")
+            self._reply(pending, refusal(busy))
+            return
+        pending.suspended = True
+        self._long_polling.add(client, pending, suspend)
         self._server.tick_at(suspend.deadline_ms)
 
     def wake(self, suspended: SuspendedRequest, last: bool) -> None:
         """Retry a suspended request."""
         pending: PendingResponse = suspended.pending_response
-        if not pending.connection.postpone(suspended, last):
-            self._run(pending, lambda: suspended.suspend.retry(last))
-        elif not last and self._long_polling is not None:
-            self._long_polling.pass_on(suspended)
+        retry = suspended.suspend.retry
+        if pending.connection.postpone(suspended, last):
+            if not last and self._long_polling is not None:
+                self._long_polling.pass_on(suspended)
+        elif last or not isinstance(retry, SuspendedPull) or not self._wake_pull(pending, retry):
+            self._run(pending, lambda: retry(last))
+
+    def _wake_pull(self, pending: PendingResponse, pull: SuspendedPull) -> bool:
+        """Write the response to a pull, or let it wait for later messages; whether that is all."""
+        outcome = self._woken.write(pending, pull)
+        if outcome == WRITTEN:
+            self._server.responded(pending, ResponseCode.SUCCESS)
+            if not self._collecting:
+                self._woken.flush()
+        elif outcome == WAITS:
+            assert self._long_polling is not None
+            suspend = Suspend(pull.target.queue, pull.deadline_ms, pull)
+            self._long_polling.add(pending.connection.client, pending, suspend)
+            self._server.tick_at(pull.deadline_ms)
+        return outcome in (WRITTEN, WAITS)
 
     def _work_soon(self, work: Callable[[], None]) -> None:
-        """Do work in the next loop iteration."""
+        """Do work in the next loop iteration; the responses to the pulls that it wakes are sent
+        together."""
 
         def do_work() -> None:
-            work()
+            self._collecting = True
+            try:
+                work()
+            finally:
+                self._collecting = False
+                self._woken.flush()
             self._server.after_work()
 
         self._server.soon(do_work)

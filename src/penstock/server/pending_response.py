@@ -28,7 +28,7 @@ class ResponseConnection(Protocol):
         """Whether a woken request has to wait until the client reads its responses."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class PendingResponse:
     """A request that has no response yet."""
 
@@ -41,13 +41,7 @@ class PendingResponse:
     began_ns: int = 0
     """When it was read, by `perf_counter_ns`."""
     suspended: bool = False
-    """Whether it was suspended until messages arrived."""
-
-    def suspend(self) -> PendingResponse:
-        """The same request, suspended."""
-        return PendingResponse(
-            self.connection, self.opaque, self.encoding, self.oneway, self.code, self.began_ns, True
-        )
+    """Whether it was suspended until messages arrived; never unset."""
 
 
 Execute: TypeAlias = Callable[[PendingResponse, Callable[[], Answer]], None]

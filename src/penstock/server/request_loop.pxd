@@ -1,10 +1,16 @@
 cimport cython
+from penstock.broker.consumers.offset_commits cimport OffsetCommits
+from penstock.broker.pull.pull_handler cimport PullHandler
 from penstock.broker.send cimport SendHandler
 from penstock.store.put cimport StoreWriter
 from penstock.wire.frame cimport Request
 from penstock.wire.output cimport Output
 
 cdef int _FAST_CODES
+cdef int _SEND
+cdef int _PULL
+cdef int _COMMIT
+cdef int _SUCCESS
 cdef int _RESPONSE
 cdef int _ONEWAY
 cdef int _CREATIONS_MAX
@@ -21,7 +27,9 @@ cdef class RequestLoop:
     cdef object _time_ns
     cdef readonly dict in_place
     cdef readonly SendHandler send
-    cdef const unsigned char[::1] _send_codes
+    cdef readonly PullHandler pull
+    cdef readonly OffsetCommits commits
+    cdef const unsigned char[::1] _kinds
     cdef readonly StoreWriter writer
     cdef readonly Request request
     cdef readonly Output output
@@ -47,7 +55,7 @@ cdef class RequestLoop:
     cpdef int bind(self, unsigned char[::1] buffer, bytes born_host) except -1
     cpdef int set_client(self, long long client, str peer, bytes born_host) except -1
     @cython.locals(length="Py_ssize_t", request=Request, created="long long",
-                   stop_ns="long long", timed=bint)
+                   stop_ns="long long", timed=bint, open_to_all=bint, kind=int)
     cpdef Py_ssize_t serve(self, Py_ssize_t at, Py_ssize_t end, long long now_ms) except -1
     @cython.locals(sends="long long", average_ns="long long", bucket="Py_ssize_t")
     cpdef int finish_read(self, long long took_ns) except -1
@@ -55,3 +63,7 @@ cdef class RequestLoop:
     cpdef int count_sends(self, long long v1, long long v2, long long batch,
                           long long took_ns) except -1
     cdef int _count_send(self, int code) except -1
+    @cython.locals(key="long long")
+    cdef int _note(self, long long response_code) except -1
+    @cython.locals(before="Py_ssize_t")
+    cdef int _serve_in_place(self, int kind, long long now_ms) except -1

@@ -1,8 +1,8 @@
 """Serves the requests of one read: frames in, handlers, one output. No asyncio, no sockets.
 
-Requests with an `InPlaceRow` (sends and pulls) are handled in the connection's buffer. All others
-are copied into a Command for the service's router. Answers that are not a response yet are left in
-`deferred` for the answer executor.
+Sends, pulls and commits of offsets are handled in the connection's buffer. All others are copied
+into a Command for the service's router. Answers that are not a response yet are left in `deferred`
+for the answer executor.
 """
 
 import logging
@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from time import perf_counter_ns
 from typing import Any, Protocol
 
+from penstock.broker.consumers.offset_commits import OffsetCommits
+from penstock.broker.pull.pull_handler import PullHandler
 from penstock.broker.send import SEND_BATCH_MESSAGE, SEND_MESSAGE, SEND_MESSAGE_V2, SendHandler
 from penstock.errors import PenstockError, SystemBusy
 from penstock.rpc.answers import Answer, Reply
@@ -23,7 +25,8 @@ from penstock.wire.output import Output, response
 
 log = logging.getLogger(__name__)
 
-_FAST_CODES = 512  # send codes below this are found by a table
+_FAST_CODES = 512  # codes below this are found by a table of these kinds
+_SEND, _PULL, _COMMIT = 1, 2, 3
 SLICE_NS = 2_000_000
 """Other connections are served after one has taken this long, not counting sends: a read of them is
 short."""
@@ -89,18 +92,23 @@ class RequestLoop:
         self._time_ns: Callable[[], int] = time_ns
         # Handlers by code, as the router marks them.
         self.in_place: dict[int, InPlaceHandler] = dict(in_place or {})
-        # The compiled one of them is called directly, without a dictionary lookup. Its codes: a
-        # byte per code, 1 where the code is a send. Looked up once, here.
+        # The compiled ones of them are called directly, without a dictionary lookup. Their codes: a
+        # byte per code, which is 0 for all other codes. Looked up once, here.
         self.send: SendHandler | None = None
-        for handler in self.in_place.values():
+        self.pull: PullHandler | None = None
+        self.commits: OffsetCommits | None = None
+        kinds = bytearray(_FAST_CODES)
+        for code, handler in self.in_place.items():
             if isinstance(handler, SendHandler):
                 self.send = handler
-        self._send_codes: memoryview = memoryview(
-            bytes(
-                self.send is not None and self.in_place.get(code) is self.send
-                for code in range(_FAST_CODES)
-            )
-        )
+                kinds[code] = _SEND
+            elif isinstance(handler, PullHandler):
+                self.pull = handler
+                kinds[code] = _PULL
+            elif isinstance(handler, OffsetCommits):
+                self.commits = handler
+                kinds[code] = _COMMIT
+        self._kinds: memoryview = memoryview(bytes(kinds))
         # Where sends are appended; what it appended is published after each read.
         self.writer: StoreWriter | None = self.send.writer if self.send is not None else None
         # The current request. Its fields refer to the bound buffer until the next one is read.
@@ -162,6 +170,7 @@ class RequestLoop:
         created = self.send.creations if self.send is not None else 0
         stop_ns = 0  # set by the first request other than a send
         timed = False
+        open_to_all = self.access is None and not self.overloaded
         try:
             while at < end:
                 if (
@@ -176,15 +185,12 @@ class RequestLoop:
                     break
                 at += length
                 self.requests += 1
+                kind = 0
+                if open_to_all and 0 <= request.code < _FAST_CODES:
+                    kind = self._kinds[request.code]
                 if request.flag & _RESPONSE:
                     self._add_response()
-                elif (
-                    self.send is not None
-                    and self.access is None
-                    and not self.overloaded
-                    and 0 <= request.code < _FAST_CODES
-                    and self._send_codes[request.code]
-                ):
+                elif kind == _SEND and self.send is not None:
                     try:
                         answer = self.send.handle(request, self.output, self.client, now_ms)
                         if answer is not None:
@@ -199,7 +205,10 @@ class RequestLoop:
                     if not timed:
                         timed = True
                         stop_ns = self._time_ns() + _SLICE_NS
-                    self._serve_one(now_ms)
+                    if kind == _COMMIT or (kind == _PULL and request.flag & _ONEWAY == 0):
+                        self._serve_in_place(kind, now_ms)
+                    else:
+                        self._serve_one(now_ms)
         finally:
             if self.writer is not None and self.writer.publish():
                 self.arrivals = True
@@ -247,6 +256,26 @@ class RequestLoop:
         """Count a response other than that to a send."""
         key = self.request.code << 16 | response_code
         self.answered[key] = self.answered.get(key, 0) + 1
+
+    def _serve_in_place(self, kind: int, now_ms: int) -> None:
+        """Serve a pull or a commit."""
+        before = self.output.length
+        try:
+            if kind == _PULL and self.pull is not None:
+                answer = self.pull.handle(self.request, self.output, self.client, now_ms)
+            else:
+                assert self.commits is not None
+                answer = self.commits.handle(self.request, self.output, self.client, now_ms)
+            if answer is not None:
+                self._respond(answer)
+            elif self.request.flag & _ONEWAY == 0:
+                self._note(_SUCCESS)
+        except PenstockError as error:
+            self.output.length = before  # remove an incomplete response
+            self._refuse(error)
+        except Exception as error:
+            self.output.length = before
+            self._fail(error)
 
     def _serve_one(self, now_ms: int) -> None:
         """Serve any request; a bug in a handler affects this request only."""

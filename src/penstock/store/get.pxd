@@ -36,6 +36,7 @@ cdef class Reader:
     cdef long long _bytes_max
     cdef bint _removed
 
+    cpdef int set_tag_hashes(self, object codes) except -1
     @cython.locals(low="long long", high="long long", scan="long long")
     cpdef int find(self, ConsumeQueue queue, long long offset, int count_max, long long bytes_max,
                    long long confirm_offset, bint wait=*) except -1

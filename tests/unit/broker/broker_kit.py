@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.broker.broker import Broker
 from penstock.broker.long_polling import SuspendedRequest
+from penstock.broker.pull.pull_handler import WAITS, WRITTEN, SuspendedPull
 from penstock.broker.replicas.replica_role import ReplicaRole
 from penstock.config import LiveSettings, Settings
 from penstock.rpc.answers import (
@@ -27,7 +28,7 @@ from penstock.wire.bodies.client_bodies import ConsumerData, HeartbeatData, Subs
 from penstock.wire.codes import RequestCode
 from penstock.wire.frame import JSON, Request
 from penstock.wire.message import StoredMessage, decode_messages, encode_properties
-from penstock.wire.output import encode
+from penstock.wire.output import Output, encode
 from tests.store_kit import small_config
 from tests.unit.broker.admin.admin_kit import PlainDisk
 
@@ -165,9 +166,21 @@ class BrokerFixture:
         self.context.long_polling.tick(self.now_ms)
 
     def wake(self, suspended: SuspendedRequest, last: bool) -> None:
-        answer = self.finish(suspended.suspend.retry(last))
+        retry, opaque = suspended.suspend.retry, suspended.pending_response
+        if not last and isinstance(retry, SuspendedPull):  # as the answer executor does
+            output = Output()
+            outcome = retry.write(output, JSON, opaque)
+            if outcome == WRITTEN:
+                self.woken.append(read_reply(output.take()))
+                return
+            assert not output.length
+            if outcome == WAITS:
+                suspend = Suspend(retry.target.queue, retry.deadline_ms, retry)
+                self.context.long_polling.add(1, opaque, suspend)
+                return
+        answer = self.finish(retry(last))
         if isinstance(answer, Suspend):
-            self.context.long_polling.add(1, suspended.pending_response, answer)
+            self.context.long_polling.add(1, opaque, answer)
         else:
             assert isinstance(answer, Reply)
             self.woken.append(answer)

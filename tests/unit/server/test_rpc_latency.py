@@ -25,7 +25,8 @@ def counts(latency: RpcLatency, requests: RequestLoop) -> dict[tuple[str, str, s
 
 def pending(code: int, began_ns: int, *, suspended: bool = False) -> PendingResponse:
     made = PendingResponse(cast(Any, None), 1, 0, False, code, began_ns)
-    return made.suspend() if suspended else made
+    made.suspended = suspended
+    return made
 
 
 def test_sends_are_counted_by_code_and_bucket() -> None:

@@ -1,8 +1,8 @@
 """Run-time information of a broker, for tools."""
 
+from penstock.broker.admin.process_memory import memory_bytes
 from penstock.broker.context import BrokerContext
 from penstock.broker.delay.timers import Timers
-from penstock.broker.process_memory import memory_bytes
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.json_replies import reply_from_pool, reply_with

@@ -2,6 +2,7 @@
 
 from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
 from penstock.broker.consumers.groups import Groups
+from penstock.broker.consumers.offset_commits import OffsetCommits
 from penstock.broker.topics import Topics, refuse_internal
 from penstock.errors import GroupNotExist, InvalidParameter, QueryNotFound
 from penstock.rpc.answers import Answer, InThread, Reply
@@ -21,11 +22,12 @@ class OffsetRequests:
         self._offsets = offsets
         self._groups = groups
         self._topics = topics
+        self._commits = OffsetCommits(self, offsets, store, topics.table, groups.table)
 
     def rows(self) -> list[Row]:
         return [
             Row(RequestCode.QUERY_CONSUMER_OFFSET, self.query),
-            Row(RequestCode.UPDATE_CONSUMER_OFFSET, self.commit),
+            Row(RequestCode.UPDATE_CONSUMER_OFFSET, self.commit, self._commits),
             Row(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, self.search),
             Row(RequestCode.GET_MAX_OFFSET, self.max_offset),
             Row(RequestCode.GET_MIN_OFFSET, self.min_offset),

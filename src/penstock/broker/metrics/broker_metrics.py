@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from penstock.broker.context import BrokerContext
+from penstock.broker.flow_counters import FlowCounter
 from penstock.broker.metrics.group_lags import GroupLags, GroupTopicLag
 from penstock.broker.metrics.replication_metrics import add_replication_metrics
-from penstock.broker.stats import FlowCounter
 from penstock.metrics import Histogram, HistogramFamily, Registry, Sample
 from penstock.store import native
 from penstock.store.put import SIZE_BOUNDS

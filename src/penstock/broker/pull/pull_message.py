@@ -1,5 +1,7 @@
 """Pulls: messages of a queue from an offset on, now or when they arrive (codes 11 and 361).
 
+Here are the rules, for all pulls; `pull_handler` handles the usual ones by what was resolved here.
+
 Messages in memory are copied from the log straight into the connection's output. Others are read in
 the thread pool. If there are none and the client allows it, the request is suspended.
 """
@@ -22,9 +24,9 @@ from penstock.broker.pull.pull_subscription import (
     reader_for,
 )
 from penstock.broker.pull.pull_suggestion import PullSuggestion
+from penstock.broker.pull.pull_targets import PullTargets
 from penstock.errors import NoPermission, TopicNotExist
 from penstock.rpc.answers import Answer, InThread, Reply, Suspend
-from penstock.rpc.router import InPlaceRow
 from penstock.store import get
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import Reader
@@ -35,7 +37,6 @@ from penstock.wire.codes import (
     PERM_READ,
     PULL_COMMIT_OFFSET,
     PULL_SUSPEND,
-    RequestCode,
     ResponseCode,
 )
 from penstock.wire.frame import Request
@@ -74,21 +75,17 @@ class Pull:
     wanted: Wanted
 
 
-class PullHandler:
-    """Handles pull requests."""
+class PullRequests:
+    """Decides pull requests."""
 
-    def __init__(self, context: BrokerContext) -> None:
+    def __init__(self, context: BrokerContext, targets: PullTargets) -> None:
+        """`targets` gets what is resolved here."""
         self._context = context
+        self._targets = targets
         self._store = context.store
         self._subscriptions = PullSubscriptions(context)
         self._suggestion = PullSuggestion(context)
         self._reader: Reader | FilteredReader = context.store.reader  # of the last `_find`
-
-    def rows(self) -> list[InPlaceRow]:
-        return [
-            InPlaceRow(RequestCode.PULL_MESSAGE, self),
-            InPlaceRow(RequestCode.LITE_PULL_MESSAGE, self),
-        ]
 
     def handle(self, request: Request, output: Output, client: int, now_ms: int) -> Answer:
         """Write the messages into the output, or return another answer."""
@@ -140,6 +137,7 @@ class PullHandler:
             bytes_max,
             wanted.for_group(topic, group),
         )
+        self._targets.keep(request, flags, queue, pull.wanted)
         context.offsets.record_pull(group, topic, queue.queue_id, pull.offset)
         return pull, wait_ms
 
@@ -238,28 +236,29 @@ class PullHandler:
         return reply
 
     def _suspend(self, pull: Pull, deadline_ms: int) -> Suspend:
-        def retry(last: bool) -> Answer:
-            if pull.queue.deleted:
-                raise TopicNotExist(f"the topic {pull.topic} was deleted")
-            forbidden = self._forbidden_now(pull)
-            if forbidden is not None:
-                return forbidden
-            reset = self._context.offsets.take_reset(pull.group, pull.topic, pull.queue.queue_id)
-            if reset is not None:
-                return self._reset(pull, reset)
-            status = self._find(pull)
-            if status == get.FOUND:
-                return self._reply_found(pull)
-            reader = self._reader
-            seen_all = reader.next_offset >= reader.max_offset
-            if status == get.NO_MATCHED_MESSAGE and seen_all and not last:
-                # None of the new messages is wanted: wait for later ones.
-                return self._suspend(replace(pull, offset=reader.next_offset), deadline_ms)
-            return self._without_messages(pull, status, 0 if last else deadline_ms)
-
         # Watch now, because a later request of the same read may be a send to this queue.
         self._context.store.watch(pull.queue)
-        return Suspend(pull.queue, deadline_ms, retry)
+        return Suspend(pull.queue, deadline_ms, lambda last: self.retry(pull, deadline_ms, last))
+
+    def retry(self, pull: Pull, deadline_ms: int, last: bool) -> Answer:
+        """The answer to a pull that was suspended, as `Suspend` describes it."""
+        if pull.queue.deleted:
+            raise TopicNotExist(f"the topic {pull.topic} was deleted")
+        forbidden = self._forbidden_now(pull)
+        if forbidden is not None:
+            return forbidden
+        reset = self._context.offsets.take_reset(pull.group, pull.topic, pull.queue.queue_id)
+        if reset is not None:
+            return self._reset(pull, reset)
+        status = self._find(pull)
+        if status == get.FOUND:
+            return self._reply_found(pull)
+        reader = self._reader
+        seen_all = reader.next_offset >= reader.max_offset
+        if status == get.NO_MATCHED_MESSAGE and seen_all and not last:
+            # None of the new messages is wanted: wait for later ones.
+            return self._suspend(replace(pull, offset=reader.next_offset), deadline_ms)
+        return self._without_messages(pull, status, 0 if last else deadline_ms)
 
     def _reply_found(self, pull: Pull) -> Answer:
         reader = self._reader

@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from penstock.broker.process_memory import memory_bytes
+from penstock.broker.admin.process_memory import memory_bytes
 from penstock.metrics import Registry, Sample
 from penstock.server.registration.nameserver_registration import NameServerState
 from penstock.server.replication.controlled_broker import ControlledBroker

@@ -44,7 +44,7 @@ def fill(env: BrokerFixture) -> None:
 
 
 def limit_memory(env: BrokerFixture, memory_bytes: int) -> None:
-    env.broker.pull._suggestion = PullSuggestion(env.context, memory_bytes)
+    env.broker.pull.requests._suggestion = PullSuggestion(env.context, memory_bytes)
 
 
 def suggested(answer: Answer) -> int:
