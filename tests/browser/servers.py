@@ -22,9 +22,23 @@ SETTINGS = {
     "PENSTOCK_STORE_SEGMENT_BYTES": str(16 << 20),
     "PENSTOCK_BROKER_TRACE_TOPIC": "true",
     "PENSTOCK_BROKER_TRANSACTION_CHECKS_MAX": "1000",
+    "PENSTOCK_BROKER_TRANSACTION_CHECK_MS": "3000",
     "PENSTOCK_BROKER_PROBE_PORT": "0",
     "PENSTOCK_BROKER_VIP_PORT": "0",
 }
+
+ACCESS = {
+    "PENSTOCK_ACCESS_AUTHENTICATION": "true",
+    "PENSTOCK_ACCESS_AUTHORIZATION": "true",
+    "PENSTOCK_ACCESS_INITIAL_USER": "root:root-password",
+    "PENSTOCK_ACCESS_INTERNAL_USER": "inner:inner-password",
+}
+"""Access control at the brokers."""
+SUPER = {
+    "PENSTOCK_CLIENT_ACCESS_KEY": "inner",
+    "PENSTOCK_CLIENT_SECRET_KEY": "inner-password",
+}
+"""The user of a console's own requests there."""
 
 
 def free_ports(count: int) -> int:

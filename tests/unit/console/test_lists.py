@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client.admin.async_admin import QueueMove, ResetPlan, ResetResult, TopicKind
+from penstock.client.admin.async_admin import (
+    GroupMembers,
+    QueueMove,
+    ResetPlan,
+    ResetResult,
+    TopicKind,
+)
 from penstock.console.jobs import Jobs
 from penstock.errors import NoPermission, NoRoute, PeerTimeout
 from penstock.wire.bodies.client_bodies import MessageQueue
@@ -96,6 +102,7 @@ def test_errors_have_a_status_and_a_hint(
 def test_a_reset_applies_the_preview_and_can_be_undone_once(console: TestedConsole) -> None:
     plan = ResetPlan("billing", "orders", (QueueMove(QUEUE, 7, 3),))
     back = ResetPlan("billing", "orders", (QueueMove(QUEUE, 3, 7),))
+    console.admin.answers["groups"] = [group("billing")]
     console.admin.answers["plan_reset"] = plan
     console.admin.answers["apply_reset"] = ResetResult(plan.moves, (), (), back)
     path = "/groups/billing/reset"
@@ -115,6 +122,22 @@ def test_a_reset_applies_the_preview_and_can_be_undone_once(console: TestedConso
     assert console.send("POST", f"{path}/undo", {"token": applied["undo"]}).status_code == 200
     assert console.admin.calls[-1] == ("apply_reset", (back,), {})
     assert console.send("POST", f"{path}/undo", {"token": applied["undo"]}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("name", "to"),
+    [("biling", {"to": "first"}), ("billing", {"to": "group", "group": "biling"})],
+)
+def test_a_reset_of_a_group_that_does_not_exist_is_refused(
+    console: TestedConsole, name: str, to: dict[str, str]
+) -> None:
+    console.admin.answers["groups"] = [group("billing")]
+    console.admin.answers["members"] = lambda name: GroupMembers(name, (), (), None, None, None)
+    answer = console.send("POST", f"/groups/{name}/reset/preview", {"topic": "orders", **to})
+    assert answer.status_code == 404
+    message = answer.json()["error"]["message"]
+    assert message == "there is no group biling (similar groups: billing)"
+    assert not [call for call in console.admin.calls if call[0].startswith("plan")]
 
 
 @pytest.mark.parametrize(
