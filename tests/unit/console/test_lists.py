@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,14 @@ from penstock.client.admin.async_admin import (
     QueueMove,
     ResetPlan,
     ResetResult,
+    TopicInfo,
     TopicKind,
 )
 from penstock.console.jobs import Jobs
 from penstock.errors import NoPermission, NoRoute, PeerTimeout
 from penstock.wire.bodies.client_bodies import MessageQueue
 from tests.unit.console.console_kit import (
+    SETTINGS,
     TestedConsole,
     group,
     group_figures,
@@ -58,6 +61,14 @@ def test_kinds_of_topics_are_counted(console: TestedConsole) -> None:
     found = console.get("/topics?kind=dlq").json()
     assert [row["name"] for row in found["rows"]] == ["%DLQ%g"]
     assert found["kinds"] == {"normal": 1, "retry": 1, "dlq": 1}
+
+
+def test_a_topic_whose_brokers_differ_says_so(console: TestedConsole) -> None:
+    brokers = {"broker-a": SETTINGS, "broker-b": replace(SETTINGS, perm=4, read_queues=2)}
+    uneven = TopicInfo("uneven", TopicKind.NORMAL, brokers)
+    console.show(snapshot(topics={"even": topic("even"), "uneven": uneven}))
+    rows = {row["name"]: row["differs"] for row in console.get("/topics").json()["rows"]}
+    assert rows == {"even": [], "uneven": ["read_queues", "perm"]}
 
 
 def test_the_state_of_a_group(console: TestedConsole) -> None:

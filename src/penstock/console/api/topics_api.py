@@ -31,7 +31,11 @@ _CHANGES = {
     parameters={**PARAMETERS, "kind": "normal (default), retry, dlq, system or all"},
 )
 async def list_topics(call: ApiCall) -> object:
-    """One page of the topics. Figures that were not measured yet are null."""
+    """One page of the topics. Figures that were not measured yet are null.
+
+    `type` and `perm` are those of the first broker; `differs` are the settings of which the brokers
+    have different values.
+    """
     await first_snapshot(call)
     at = call.console.watch.snapshot
     kind, query = call.text("kind", "normal"), call.text("query").lower()
@@ -203,6 +207,15 @@ def _queues(info: TopicInfo) -> int:
     return sum(settings.write_queues for settings in info.brokers.values())
 
 
+def _differing(info: TopicInfo) -> list[str]:
+    names = ("read_queues", "write_queues", "perm_text", "order", "message_type")
+    return [
+        name.removesuffix("_text")
+        for name in names
+        if len({getattr(settings, name) for settings in info.brokers.values()}) > 1
+    ]
+
+
 def _row(at: ClusterSnapshot, info: TopicInfo) -> dict[str, object]:
     settings = next(iter(info.brokers.values()))
     figures = at.topic_figures.get(info.name)
@@ -211,6 +224,7 @@ def _row(at: ClusterSnapshot, info: TopicInfo) -> dict[str, object]:
         "kind": info.kind.value,
         "type": settings.message_type,
         "perm": settings.perm_text,
+        "differs": _differing(info),
         "queues": _queues(info),
         "brokers": sorted(info.brokers),
         "messages": figures.messages if figures else None,
