@@ -40,7 +40,8 @@ def cluster(
     browser: Browser, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Program, str]]:
     """A NameServer and two brokers."""
-    program, nameserver = start_cluster(tmp_path_factory.mktemp("cluster"), "--brokers", 2)
+    env = {"PENSTOCK_BROKER_TRANSACTION_CHECK_MS": "3000"}
+    program, nameserver = start_cluster(tmp_path_factory.mktemp("cluster"), "--brokers", 2, env=env)
     yield program, nameserver
     program.stop()
 

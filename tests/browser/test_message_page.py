@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from penstock.client import Message
@@ -104,7 +107,7 @@ def test_an_export_is_not_limited_to_what_is_shown(
 
 
 @pytest.fixture(scope="module")
-def many(traffic: Traffic) -> int:
+def many(traffic: Traffic, url: str) -> Iterator[int]:
     """More messages than one step of a search reads; the newest contains a needle."""
 
     async def send() -> int:
@@ -116,7 +119,10 @@ def many(traffic: Traffic) -> int:
         await traffic.producer.send(Message("scanned", "the needle"))
         return SCANNED + 251
 
-    return traffic.call(send())
+    yield traffic.call(send())
+    traffic.call(traffic.admin.delete_topic("scanned"))
+    while httpx.get(f"{url}/api/names?query=scanned").json()["topics"]:  # other tests count topics
+        time.sleep(0.2)
 
 
 def test_an_incomplete_search_says_so_and_reads_on(open_page: Open, many: int) -> None:

@@ -158,4 +158,4 @@ def test_the_menu_of_a_phone_closes(open_page: Open) -> None:
 
 def test_home_says_how_often_the_lag_is_measured(open_page: Open) -> None:
     page = open_page("/")
-    page.expect("while nobody uses the console", "#behind-chart")
+    page.expect("measured every 500 ms, unwatched every 1 min", "#behind-chart")

@@ -51,8 +51,8 @@ function view(at) {
     h(
       "div",
       { class: "stats" },
-      stat("Lag", compact(at.lag), { note: "messages not consumed yet", id: "lag" }),
-      stat("Behind", duration(at.lag_ms), { note: "age of the oldest of them", id: "behind" }),
+      stat("Lag", compact(at.lag), { note: "messages", id: "lag" }),
+      stat("Behind", duration(at.lag_ms), { note: "age of the oldest one", id: "behind" }),
       stat("Consumed", rateFigure(at.rate_out), { unit: "msg/s" }),
       stat("Members", String(at.members.length), { note: "connected", id: "members" }),
       oldestInWork(at),

@@ -52,7 +52,7 @@ export default async function home(page) {
     show(
       lags,
       panel(
-        "Time that the slowest group is behind",
+        "Furthest behind",
         body(
           lineChart({
             width,
@@ -64,7 +64,7 @@ export default async function home(page) {
             empty: "No group was measured yet.",
           }),
         ),
-        { foot: resolution(at), id: "behind-chart" },
+        { actions: resolution(at), id: "behind-chart" },
       ),
     );
     show(behind, at.behind.length ? behindPanel(at) : null);
@@ -74,7 +74,9 @@ export default async function home(page) {
 // How old a value of the chart may be.
 function resolution(at) {
   if (!at.groups) return null;
-  return h("span", { class: "faint small" }, `Each group is measured every ${durationText(at.lag_round_s * 1000)}, or every ${durationText(at.lag_round_idle_s * 1000)} while nobody uses the console; the groups that are furthest behind then every minute.`);
+  const [used, unused] = [at.lag_round_s, at.lag_round_idle_s].map((seconds) => durationText(seconds * 1000));
+  const title = `Each group is measured every ${used}. While nobody uses the console, it is measured every ${unused}, and every minute if it is among those that are furthest behind.`;
+  return h("span", { class: "faint small", title }, `measured every ${used}, unwatched every ${unused}`);
 }
 
 function figures(at) {
