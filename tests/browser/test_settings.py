@@ -77,7 +77,7 @@ def test_a_preview_shows_what_can_not_be_read_any_longer(
     page.find("dialog [data-confirm]").click()
     cells = page.rows("#preview")["broker-a/read_queues"]
     assert cells == ["broker-a", "Read queues per broker", "8", "4"]
-    page.expect("broker-a has 4 read queues less", "dialog .note.bad")
+    page.expect("4 read queues are removed from broker-a", "dialog .note.bad")
     text = page.find("#unreadable").inner_text()
     assert {one for one in lost if one in text} == lost
     assert shape(traffic, uneven)["broker-a"][0] == 8

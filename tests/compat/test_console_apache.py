@@ -264,7 +264,7 @@ def test_only_what_is_given_changes(console: RunningConsole) -> None:
     assert (settings["read_queues"], settings["write_queues"]) == (8, 4)
     assert settings["message_type"] == "FIFO"
     preview = console.send("POST", "/topics/uneven/preview", read_queues=4)
-    assert preview["brokers"][0]["losses"] == ["apache has 4 read queues less"]
+    assert preview["brokers"][0]["losses"] == ["4 read queues are removed from apache"]
     assert console.refused("PUT", "/topics/uneven", read_queues=4)[0] == 409
     console.send("PUT", "/topics/uneven", read_queues=4, confirm=True)
     assert console.get("/topics/uneven")["brokers"]["apache"]["read_queues"] == 4

@@ -140,9 +140,9 @@ def _topic_losses(
     if before.perm & PERM_READ and not after.perm & PERM_READ:
         yield f"consumers receive nothing from {broker}"
     elif after.read_queues < before.read_queues:
-        yield (
-            f"{broker} has {count_text(before.read_queues - after.read_queues, 'read queue')} less"
-        )
+        removed = before.read_queues - after.read_queues
+        verb = "is" if removed == 1 else "are"
+        yield f"{count_text(removed, 'read queue')} {verb} removed from {broker}"
     if before.perm & PERM_WRITE and not after.perm & PERM_WRITE:
         yield f"producers can't send to {broker}"
     if _unread_queues(after) > _unread_queues(before):

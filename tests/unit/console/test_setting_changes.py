@@ -68,7 +68,7 @@ def test_a_preview_says_what_can_not_be_read_at_each_broker(console: TestedConso
     ]
     assert found["broker-a"]["losses"] == [
         "40 messages on broker-a can't be read afterwards",
-        "broker-a has 4 read queues less",
+        "4 read queues are removed from broker-a",
     ]
     assert found["broker-b"]["changes"] == found["broker-b"]["losses"] == []
     assert found[""] is True

@@ -72,7 +72,7 @@ function preview({ title, fields, path, done }, wanted, plan) {
       "div",
       { class: "stack" },
       rows.length ? h("div", { class: "panel", id: "preview" }, table(columns, rows, { cards: false, key: (row) => `${row.broker}/${row.setting}` })) : h("p", {}, "All brokers have these values already."),
-      plan.brokers.flatMap((one) => one.losses).map((text) => note("bad", `${text[0].toUpperCase()}${text.slice(1)}.`)),
+      plan.removes && note("bad", plan.brokers.flatMap((one) => one.losses).map((text) => h("p", {}, `${text[0].toUpperCase()}${text.slice(1)}.`))),
       lost.length > 0 && h("p", { class: "small", id: "unreadable" }, `Messages that can't be read afterwards: ${lost.join(", ")}.`),
       plan.unreachable.length > 0 && note("warn", `Without ${plan.unreachable.join(", ")}, which can't be reached.`),
     ),

@@ -266,7 +266,7 @@ async function remove(page, path, name) {
       h("p", {}, "The group is deleted from all brokers. This can't be undone. With it go:"),
       facts([
         ["Offsets", queues.length ? `of ${counted(queues.length, "queue")} of ${[...topics].join(", ")}` : "none"],
-        ["Messages to be retried", count(retries)],
+        ["Messages in the retry topic", count(retries)],
         ["Dead letters", count(dead)],
       ]),
       at.members.length > 0 && note("warn", `${counted(at.members.length, "consumer")} ${at.members.length === 1 ? "is" : "are"} connected: ${at.members.map((one) => one.client_id).join(", ")}.`),

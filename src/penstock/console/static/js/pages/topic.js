@@ -1,7 +1,7 @@
 // One topic: queues, groups, settings.
 
 import { del, may, part } from "../api.js";
-import { changeSettings } from "../changes.js";
+import { changeSettings, perBroker } from "../changes.js";
 import { h, show } from "../dom.js";
 import { ago, agoFigure, compact, count, counted, duration, rateFigure, timeText } from "../format.js";
 import { ask, badge, body, empty, facts, failed, note, panel, stat, table, toast } from "../ui.js";
@@ -35,8 +35,8 @@ export default async function topic(page) {
     if (page.signal.aborted) return;
     page.topic = at;
     const types = new Set(Object.values(at.brokers).map((one) => one.message_type));
-    const perms = new Set(Object.values(at.brokers).map((one) => one.perm));
-    show(head, [...types].map((type) => badge(type === "UNSPECIFIED" ? "type not specified" : type.toLowerCase())), [...perms].filter((perm) => perm !== "rw").map((perm) => badge(permText(perm), "warn")), at.kind !== "normal" && badge(at.kind, "info"));
+    const perms = perBroker(at.brokers, "perm", permText);
+    show(head, [...types].map((type) => badge(type === "UNSPECIFIED" ? "type not specified" : type.toLowerCase())), perms !== permText("rw") && badge(perms, "warn"), at.kind !== "normal" && badge(at.kind, "info"));
     show(content, view(at));
   });
 }
