@@ -129,6 +129,8 @@ def test_topics_groups_and_brokers_are_shown(console: RunningConsole) -> None:
     assert group["members"] == []
     assert group["settings"]["apache"]["consume_enabled"] is True
     assert console.get(f"/groups/{GROUP}/explain")["verdict"] == "no_member"
+    # In its first second, Apache's broker answers GET_BROKER_RUNTIME_INFO with an exception.
+    console.await_true(lambda: console.get("/cluster")["brokers"][0]["state"] == "up")
     [broker] = console.get("/cluster")["brokers"]
     assert (broker["name"], broker["state"], broker["penstock_version"]) == ("apache", "up", None)
     assert broker["version"]
