@@ -29,6 +29,12 @@ class ConsolePage:
         self.page.wait_for_selector("main[data-page]")
         return self
 
+    def log_in(self, name: str, password: str) -> None:
+        """Fill in the form of the login and send it."""
+        self.find("input[name=name]").fill(name)
+        self.find("input[name=password]").fill(password)
+        self.button("Log in").click()
+
     def find(self, selector: str) -> Locator:
         return self.page.locator(selector)
 

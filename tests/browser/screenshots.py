@@ -13,11 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, StorageState
 
 from .browser_kit import WAIT_MS, chromium, open_browser
 from .conftest import record_run
-from .servers import Program, kill_broker, start_cluster, start_console, taken_port
+from .console_page import ConsolePage
+from .servers import (
+    ACCESS,
+    SUPER,
+    Program,
+    kill_broker,
+    start_cluster,
+    start_console,
+    taken_port,
+)
 from .traffic import Traffic
 
 IMAGES = Path(__file__).parent.parent.parent / "docs" / "images"
@@ -26,6 +35,14 @@ WARM_UP_S = 75.0
 """How long there is traffic before the first screenshot, so that charts have a line."""
 FAILOVER_MS = 60_000
 COLOURS = 256
+RULES = (
+    ("billing", "Topic:orders", ["Sub"]),
+    ("billing", "Group:billing", ["Sub"]),
+    ("shop", "Topic:orders", ["Pub"]),
+    ("shop", "Topic:payments", ["Pub"]),
+    ("support", "Topic:*", ["Sub", "Get", "List"]),
+)
+"""Users of the brokers with their rules."""
 
 
 def pages(traffic: Traffic) -> dict[str, tuple[str, str]]:
@@ -43,7 +60,6 @@ def pages(traffic: Traffic) -> dict[str, tuple[str, str]]:
         "dead-letters": ("/dead-letters/mailer", "main tbody tr"),
         "scheduled": ("/scheduled", "main tbody tr"),
         "transactions": ("/transactions", "main tbody tr"),
-        "access": ("/access", "main .panel"),
         "pipelines": ("/pipelines", "main .panel"),
         "cluster": ("/cluster", "#elections tbody tr"),
     }
@@ -61,6 +77,10 @@ def main() -> None:
         console, url = start_console(nameserver, Path(data) / "console", "--pipelines", runs)
         traffic = Traffic(nameserver)
         try:
+            if not wanted or {"login", "access"} & set(wanted):
+                take_access(browser, Path(data))
+            if wanted and set(wanted) <= {"login", "access"}:
+                return
             traffic.start()
             watching = browser.new_page()  # the console measures groups while somebody looks
             watching.goto(url)
@@ -91,18 +111,44 @@ def take_failover(browser: Browser, cluster: Program, url: str, traffic: Traffic
         take(browser, f"{url}/cluster", ".badge:text-is('down')", "cluster")
 
 
-def take(browser: Browser, url: str, ready: str, name: str) -> None:
-    """Four screenshots of one page."""
+def take_access(browser: Browser, data: Path) -> None:
+    """The login, and the users and rules of brokers with access control."""
+    servers, nameserver = start_cluster(data / "secured", env=ACCESS)
+    console, url = start_console(
+        nameserver, data / "secured-console", "--logins", "brokers", env=SUPER
+    )
+    try:
+        take(browser, url, ".login form", "login")
+        context = browser.new_context()
+        page = ConsolePage(context.new_page(), url).open("/access")
+        page.log_in("root", "root-password")
+        page.expect("Users of the brokers")
+        for user, resource, actions in RULES:
+            page.call("PUT", f"/access/users/{user}", {"password": "a-password", "super": False})
+            rule = {"resource": resource, "actions": actions, "decision": "Allow"}
+            page.call("PUT", f"/access/users/{user}/rules", rule)
+        take(browser, f"{url}/access", "tr[data-key=support]", "access", context.storage_state())
+        context.close()
+    finally:
+        console.stop()
+        servers.stop()
+
+
+def take(
+    browser: Browser, url: str, ready: str, name: str, state: StorageState | None = None
+) -> None:
+    """Four screenshots of one page. `state` has the cookie of a session."""
     for size, (width, height) in SIZES.items():
         for theme in ("light", "dark"):
             context = browser.new_context(
                 viewport={"width": width, "height": height},
                 color_scheme="dark" if theme == "dark" else "light",
+                storage_state=state,
             )
             page = context.new_page()
             page.goto(url)
             page.wait_for_selector(ready, timeout=WAIT_MS)
-            page.wait_for_selector("main[data-page]")
+            page.wait_for_selector("main[data-page], .login form")
             page.wait_for_timeout(700)  # figures that arrive after the page
             save(page, IMAGES / f"{name}-{size}-{theme}.png")
             context.close()

@@ -26,6 +26,19 @@ SETTINGS = {
     "PENSTOCK_BROKER_VIP_PORT": "0",
 }
 
+ACCESS = {
+    "PENSTOCK_ACCESS_AUTHENTICATION": "true",
+    "PENSTOCK_ACCESS_AUTHORIZATION": "true",
+    "PENSTOCK_ACCESS_INITIAL_USER": "root:root-password",
+    "PENSTOCK_ACCESS_INTERNAL_USER": "inner:inner-password",
+}
+"""Access control at the brokers."""
+SUPER = {
+    "PENSTOCK_CLIENT_ACCESS_KEY": "inner",
+    "PENSTOCK_CLIENT_SECRET_KEY": "inner-password",
+}
+"""The user of a console's own requests there."""
+
 
 def free_ports(count: int) -> int:
     """The first of some free ports in a row, below those that Linux gives to clients."""

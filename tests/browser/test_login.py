@@ -8,20 +8,9 @@ from pathlib import Path
 import pytest
 
 from .conftest import Open
-from .console_page import ConsolePage
-from .servers import Program, start_cluster, start_console
+from .servers import ACCESS, SUPER, Program, start_cluster, start_console
 
 PASSWORD = "view only please"
-ACCESS = {
-    "PENSTOCK_ACCESS_AUTHENTICATION": "true",
-    "PENSTOCK_ACCESS_AUTHORIZATION": "true",
-    "PENSTOCK_ACCESS_INITIAL_USER": "root:root-password",
-    "PENSTOCK_ACCESS_INTERNAL_USER": "inner:inner-password",
-}
-SUPER = {
-    "PENSTOCK_CLIENT_ACCESS_KEY": "inner",
-    "PENSTOCK_CLIENT_SECRET_KEY": "inner-password",
-}
 
 
 @pytest.fixture(scope="module")
@@ -39,25 +28,19 @@ def guarded(
     assert "password" not in "".join(program.heard)
 
 
-def log_in(page: ConsolePage, name: str, password: str) -> None:
-    page.find("input[name=name]").fill(name)
-    page.find("input[name=password]").fill(password)
-    page.button("Log in").click()
-
-
 def test_nothing_is_shown_without_a_login(open_page: Open, guarded: tuple[str, str]) -> None:
     page = open_page("/topics", at=guarded[0])
     page.find(".login form").wait_for()
     assert page.find("main").count() == 0
     assert page.call("GET", "/topics") == 401
-    log_in(page, "admin", "wrong")
+    page.log_in("admin", "wrong")
     page.expect("the name or the password is wrong", ".login")
 
 
 def test_roles_hold_in_the_page_and_in_the_api(open_page: Open, guarded: tuple[str, str]) -> None:
     url, password = guarded
     admin = open_page("/access?view=accounts", at=url)
-    log_in(admin, "admin", password)
+    admin.log_in("admin", password)
     admin.button("Add an account").click()
     admin.find("dialog input").first.fill("viewer")
     admin.find("dialog input[type=password]").fill(PASSWORD)
@@ -65,7 +48,7 @@ def test_roles_hold_in_the_page_and_in_the_api(open_page: Open, guarded: tuple[s
     admin.find("tr[data-key=viewer]").wait_for()
 
     viewer = open_page("/topics", at=url)
-    log_in(viewer, "viewer", PASSWORD)
+    viewer.log_in("viewer", PASSWORD)
     viewer.rows()
     assert viewer.button("Create a topic").count() == 0
     assert viewer.call("POST", "/topics", {"name": "not-allowed"}) == 403
@@ -88,9 +71,9 @@ def test_users_of_the_brokers_log_in(
     console, url = start_console(nameserver, tmp_path / "console", "--logins", "brokers", env=SUPER)
     try:
         page = open_page("/access", at=url)
-        log_in(page, "root", "wrong-password")
+        page.log_in("root", "wrong-password")
         page.expect("the name or the password is wrong", ".login")
-        log_in(page, "root", "root-password")
+        page.log_in("root", "root-password")
         page.expect("Users of the brokers")
         assert page.rows()["root"][1] == "super"
         body = {"password": "reader-password", "super": False}
@@ -99,7 +82,7 @@ def test_users_of_the_brokers_log_in(
         assert page.call("PUT", "/access/users/reader/rules", rule) == 200
 
         reader = open_page("/topics", at=url)
-        log_in(reader, "reader", "reader-password")
+        reader.log_in("reader", "reader-password")
         reader.expect("There are no topics here")
         assert reader.call("POST", "/topics", {"name": "by-reader"}) == 403
         assert reader.call("PUT", "/access/users/reader", {"super": True}) == 403

@@ -177,6 +177,8 @@ def error_response(error: ApiError | PenstockError) -> Response:
     else:
         status = next((code for kinds, code in _STATUS if isinstance(error, kinds)), 500)
         message, hint = error.message or type(error).__name__, error.hint
+        if hint:  # servers send their hint in the message
+            message = message.removesuffix(hint).rstrip("; ")
     return json_response({"error": {"message": message, "hint": hint}}, status)
 
 

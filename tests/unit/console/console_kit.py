@@ -200,5 +200,8 @@ class FakeWatch:
     def use(self) -> None:
         pass
 
+    def lag_rounds_s(self) -> tuple[float, float]:
+        return 5.0, 60.0
+
     def refresh(self) -> None:
         self.refreshed += 1

@@ -2,15 +2,24 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from penstock.client.admin.async_admin import QueueMove, ResetPlan, ResetResult, TopicKind
+from penstock.client.admin.async_admin import (
+    GroupMembers,
+    QueueMove,
+    ResetPlan,
+    ResetResult,
+    TopicInfo,
+    TopicKind,
+)
 from penstock.console.jobs import Jobs
 from penstock.errors import NoPermission, NoRoute, PeerTimeout
 from penstock.wire.bodies.client_bodies import MessageQueue
 from tests.unit.console.console_kit import (
+    SETTINGS,
     TestedConsole,
     group,
     group_figures,
@@ -52,6 +61,14 @@ def test_kinds_of_topics_are_counted(console: TestedConsole) -> None:
     found = console.get("/topics?kind=dlq").json()
     assert [row["name"] for row in found["rows"]] == ["%DLQ%g"]
     assert found["kinds"] == {"normal": 1, "retry": 1, "dlq": 1}
+
+
+def test_a_topic_whose_brokers_differ_says_so(console: TestedConsole) -> None:
+    brokers = {"broker-a": SETTINGS, "broker-b": replace(SETTINGS, perm=4, read_queues=2)}
+    uneven = TopicInfo("uneven", TopicKind.NORMAL, brokers)
+    console.show(snapshot(topics={"even": topic("even"), "uneven": uneven}))
+    rows = {row["name"]: row["differs"] for row in console.get("/topics").json()["rows"]}
+    assert rows == {"even": [], "uneven": ["read_queues", "perm"]}
 
 
 def test_the_state_of_a_group(console: TestedConsole) -> None:
@@ -96,6 +113,7 @@ def test_errors_have_a_status_and_a_hint(
 def test_a_reset_applies_the_preview_and_can_be_undone_once(console: TestedConsole) -> None:
     plan = ResetPlan("billing", "orders", (QueueMove(QUEUE, 7, 3),))
     back = ResetPlan("billing", "orders", (QueueMove(QUEUE, 3, 7),))
+    console.admin.answers["groups"] = [group("billing")]
     console.admin.answers["plan_reset"] = plan
     console.admin.answers["apply_reset"] = ResetResult(plan.moves, (), (), back)
     path = "/groups/billing/reset"
@@ -115,6 +133,22 @@ def test_a_reset_applies_the_preview_and_can_be_undone_once(console: TestedConso
     assert console.send("POST", f"{path}/undo", {"token": applied["undo"]}).status_code == 200
     assert console.admin.calls[-1] == ("apply_reset", (back,), {})
     assert console.send("POST", f"{path}/undo", {"token": applied["undo"]}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("name", "to"),
+    [("biling", {"to": "first"}), ("billing", {"to": "group", "group": "biling"})],
+)
+def test_a_reset_of_a_group_that_does_not_exist_is_refused(
+    console: TestedConsole, name: str, to: dict[str, str]
+) -> None:
+    console.admin.answers["groups"] = [group("billing")]
+    console.admin.answers["members"] = lambda name: GroupMembers(name, (), (), None, None, None)
+    answer = console.send("POST", f"/groups/{name}/reset/preview", {"topic": "orders", **to})
+    assert answer.status_code == 404
+    message = answer.json()["error"]["message"]
+    assert message == "there is no group biling (similar groups: billing)"
+    assert not [call for call in console.admin.calls if call[0].startswith("plan")]
 
 
 @pytest.mark.parametrize(

@@ -288,6 +288,16 @@ def test_accounts_are_managed_and_the_last_admin_stays(guarded: TestedConsole) -
     assert guarded.send("DELETE", "/accounts/bob").status_code == 200
 
 
+def test_accounts_tell_how_often_they_are_logged_in(guarded: TestedConsole) -> None:
+    add_account(guarded, "root", Role.ADMIN)
+    add_account(guarded, "ann", Role.VIEW)
+    log_in(guarded, "ann", PASSWORD)
+    log_in(guarded, "root", PASSWORD)
+    log_in(guarded, "root", PASSWORD)
+    rows = {row["name"]: row["sessions"] for row in guarded.get("/accounts").json()["rows"]}
+    assert rows == {"ann": 1, "root": 2}
+
+
 def test_a_changed_account_must_log_in_again(guarded: TestedConsole) -> None:
     sessions = guarded.console.sessions
     token, _ = sessions.create(Login("bob", Role.ADMIN), guarded.admin.now_ms)

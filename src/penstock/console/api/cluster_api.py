@@ -4,11 +4,15 @@ from typing import Any
 
 from penstock.client.admin.async_admin import BrokerAddress, BrokerState, ReplicaStatus
 from penstock.console.api.overview_api import first_snapshot
-from penstock.console.endpoints import ApiCall, endpoint
+from penstock.console.endpoints import ApiCall, ApiError, endpoint
+from penstock.console.group_names import similar_names
 from penstock.console.monitoring.lost_replicas import LostReplica, SeenReplica
 from penstock.console.security.accounts import Role
-from penstock.errors import InvalidParameter, PenstockError
+from penstock.errors import InvalidParameter, NoPermission, PenstockError
 from penstock.version import VERSION
+
+_ACCESS_CONTROL = ("authenticationEnabled", "authorizationEnabled", "aclEnable")
+"""Without them, a broker refuses a change because of the setting, not because of the user."""
 
 
 @endpoint("GET", "/cluster")
@@ -72,16 +76,10 @@ async def settings(call: ApiCall) -> object:
     not known, as of Apache's brokers and of other releases."""
     broker, number = call.path("broker"), _id(call)
     found = await call.admin.broker_settings(broker, number)
-    infos = {
-        (state.broker.name, state.broker.id): state.runtime_info
-        for state in call.console.watch.snapshot.cluster.brokers
-    }
-    info = infos.get((broker, number))
-    live = call.console.settings.live_settings
-    is_known = bool(live) and info is not None and info.penstock_version == VERSION
+    live = _live_settings(call, broker, number)
     return {
         "rows": [
-            {"name": name, "value": value, "live": name in live if is_known else None}
+            {"name": name, "value": value, "live": None if live is None else name in live}
             for name, value in sorted(found.items())
         ]
     }
@@ -94,12 +92,36 @@ async def settings(call: ApiCall) -> object:
     body={"name": "name of the setting", "value": "new value"},
 )
 async def change_setting(call: ApiCall) -> object:
-    """Change a setting of a running broker, and return its value afterwards."""
+    """Change a setting of a running broker, and return its value afterwards.
+
+    An unknown name or an invalid value is 400. 409 is a fixed setting, or a value that the broker
+    has ignored, as Apache's brokers do with invalid ones.
+    """
     broker, number = call.path("broker"), _id(call)
     name, value = call.given("name", str), call.given("value", str)
-    await call.admin.update_broker_settings(broker, {name: value}, number)
-    found = await call.admin.broker_settings(broker, number)
-    return {"name": name, "value": found.get(name)}
+    before = await call.admin.broker_settings(broker, number)
+    if name not in before:
+        raise InvalidParameter(
+            f"{broker} has no setting {name[:80]}{similar_names('settings', name, before)}",
+            hint="see the settings of the broker",
+        )
+    try:
+        await call.admin.update_broker_settings(broker, {name: value}, number)
+    except NoPermission as error:
+        live = _live_settings(call, broker, number)
+        checked = any(before.get(one) == "true" for one in _ACCESS_CONTROL)
+        if not checked or (live is not None and name not in live):
+            raise ApiError(409, error.message) from None
+        raise
+    after = (await call.admin.broker_settings(broker, number)).get(name)
+    ignored = after == before[name] and value.strip().casefold() != after.casefold()
+    if ignored and _penstock_version(call, broker, number) is None:
+        raise ApiError(
+            409,
+            f"the broker has ignored the value {value[:80]!r}: {name} is still {after}",
+            "check the value; Apache's brokers ignore an invalid one without an error",
+        )
+    return {"name": name, "value": after}
 
 
 @endpoint(
@@ -116,6 +138,20 @@ async def writes(call: ApiCall) -> object:
     else:
         await call.admin.stop_writes(broker)
     return {"broker": broker, "allowed": allowed}
+
+
+def _penstock_version(call: ApiCall, broker: str, number: int) -> str | None:
+    """The release of a broker, if it is Penstock's."""
+    for state in call.console.watch.snapshot.cluster.brokers:
+        if (state.broker.name, state.broker.id) == (broker, number) and state.runtime_info:
+            return state.runtime_info.penstock_version
+    return None
+
+
+def _live_settings(call: ApiCall, broker: str, number: int) -> frozenset[str] | None:
+    """The settings that can change at run time; None if that is not known of this broker."""
+    live = call.console.settings.live_settings
+    return live if live and _penstock_version(call, broker, number) == VERSION else None
 
 
 def _id(call: ApiCall) -> int:

@@ -1,14 +1,21 @@
 """Dead letters: groups that have some, their messages, resending them; jobs and their reports."""
 
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Literal
 
 from penstock.client.admin.admin_resend import origin_topic
-from penstock.client.admin.admin_values import TopicKind
+from penstock.client.admin.admin_values import MessagePage, TopicKind
 from penstock.client.diagnosis.resending import plan_resend
 from penstock.client.received_message import ReceivedMessage
 from penstock.console.api.overview_api import first_snapshot
 from penstock.console.endpoints import ApiCall, ApiError, endpoint
-from penstock.console.messages.message_json import message_row
+from penstock.console.messages.message_export import (
+    PAGE_SIZE,
+    end_of_export,
+    export_pages,
+    export_response,
+)
+from penstock.console.messages.message_json import export_dead_letter, message_row
 from penstock.console.messages.resends import plan_json, start_resend
 from penstock.console.messages.resume_token import decode_resume, encode_resume
 from penstock.console.security.accounts import Role
@@ -72,6 +79,34 @@ async def messages(call: ApiCall) -> object:
         "resume": encode_resume(dict(page.resume) if page.resume else None),
         "complete": page.resume is None,
     }
+
+
+@endpoint(
+    "GET",
+    "/dead-letters/{group}/export",
+    parameters={"since": "stored since this time", "until": "stored until this time"},
+)
+async def export(call: ApiCall) -> object:
+    """All dead letters of a group, the oldest first, with the fields of `penstock dlq export`.
+
+    The response is streamed, without a limit (application/x-ndjson). If a server fails on the way,
+    the response breaks off.
+    """
+    lines = await export_pages(call, _pages(call, call.path("group")), export_dead_letter)
+    return export_response(f"dead-letters-{call.path('group')}", lines)
+
+
+async def _pages(call: ApiCall, group: str) -> AsyncIterator[MessagePage]:
+    since, until = call.time("since"), end_of_export(call, call.time("until"))
+    resume: Mapping[MessageQueue, int] | None = None
+    while True:
+        page = await call.admin.dead_letters(
+            group, since=since, until=until, count_max=PAGE_SIZE, resume=resume
+        )
+        yield page
+        resume = page.resume
+        if resume is None:
+            return
 
 
 @endpoint(

@@ -7,14 +7,16 @@ from penstock.client.admin.admin_values import QueueProgress
 from penstock.client.admin.async_admin import GroupInfo
 from penstock.client.diagnosis.explain import explain_group
 from penstock.console.api.overview_api import first_snapshot
+from penstock.console.change_preview import group_preview, need_confirmation, preview_json
 from penstock.console.endpoints import ApiCall, endpoint
+from penstock.console.group_names import find_group, no_group
 from penstock.console.messages.facts import facts_json
 from penstock.console.monitoring.cluster_snapshot import ClusterSnapshot
 from penstock.console.monitoring.group_work import GroupWork, OldestInWork, read_group_work
 from penstock.console.monitoring.lag import group_lag, group_lag_ms, queue_lag, queue_lag_ms
 from penstock.console.paging import PARAMETERS, page_of
 from penstock.console.security.accounts import Role
-from penstock.errors import GroupNotExist, InvalidParameter
+from penstock.errors import InvalidParameter
 from penstock.wire.codes import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 BEHIND_MS = 10_000
@@ -36,7 +38,10 @@ _CHANGES: Mapping[str, tuple[type, str]] = {
     parameters={**PARAMETERS, "state": "all (default), behind, offline or current"},
 )
 async def list_groups(call: ApiCall) -> object:
-    """One page of the groups. Figures that were not measured yet are null."""
+    """One page of the groups. Figures that were not measured yet are null.
+
+    `lag` is a number of messages that are not consumed yet; `lag_ms` is the age of the oldest.
+    """
     await first_snapshot(call)
     at = call.console.watch.snapshot
     query, state = call.text("query").lower(), call.text("state", "all")
@@ -57,6 +62,8 @@ async def list_groups(call: ApiCall) -> object:
 async def describe(call: ApiCall) -> object:
     """A group: its members, its progress in each queue, its subscriptions and settings.
 
+    `lag` is a number of messages that are not consumed yet; `lag_ms` is the age of the oldest.
+
     `oldest_in_work` is the oldest message that a member has received and not acknowledged, with its
     store time, and with the time since when it is in work if the member tells it. It is null if
     nothing is in work, or if it is unknown; then `oldest_in_work_problem` says why.
@@ -66,9 +73,7 @@ async def describe(call: ApiCall) -> object:
     members = await admin.members(name)
     info = infos.get(name)
     if info is None and not members.members:
-        raise GroupNotExist(
-            f"there is no group {name}", hint="check its name; the page Groups lists them"
-        )
+        raise no_group(name, infos)
     progress = await admin.progress(name)
     work = await read_group_work(admin, name, [member.client_id for member in members.members])
     dead = call.console.watch.snapshot.topic_figures.get(DLQ_TOPIC_PREFIX + name)
@@ -179,14 +184,37 @@ async def create(call: ApiCall) -> object:
 
 
 @endpoint(
-    "PUT",
-    "/groups/{name}",
+    "POST",
+    "/groups/{name}/preview",
     Role.OPERATE,
     body={name: text for name, (_, text) in _CHANGES.items()},
 )
+async def preview(call: ApiCall) -> object:
+    """What a change would do on each broker, as the preview of a topic. Nothing changes yet."""
+    info = await find_group(call.admin, call.path("name"))
+    return preview_json(group_preview(info, _changes(call)), ())
+
+
+@endpoint(
+    "PUT",
+    "/groups/{name}",
+    Role.OPERATE,
+    body={
+        **{name: text for name, (_, text) in _CHANGES.items()},
+        "confirm": "true: also make a change that removes something",
+    },
+)
 async def change(call: ApiCall) -> object:
-    """Change settings of a group on all brokers that have it."""
-    await call.admin.update_group(call.path("name"), **_changes(call))
+    """Change the given settings of a group on all brokers that have it, and keep the others.
+
+    A change with losses (see the preview) is refused without `confirm`.
+    """
+    name, changes = call.path("name"), _changes(call)
+    if not changes:
+        raise InvalidParameter("no setting is given", hint="give the settings to change")
+    info = await find_group(call.admin, name)
+    need_confirmation(group_preview(info, changes), call.given("confirm", bool, False))
+    await call.admin.update_group(name, **changes)
     call.console.watch.refresh()
     return {"name": call.path("name")}
 

@@ -1,18 +1,33 @@
 """Messages: search, browse, one message with its trace and its verdict for each group, resend."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+from penstock.client.admin.admin_index import FOUND_MAX
 from penstock.client.admin.admin_values import MessagePage
 from penstock.client.diagnosis.explain import explain_message
 from penstock.client.diagnosis.resending import plan_resend
-from penstock.client.diagnosis.search import find_messages
+from penstock.client.diagnosis.search import SearchResult, find_messages
 from penstock.client.diagnosis.values import Explanation, MessagePlace
 from penstock.client.received_message import ReceivedMessage
 from penstock.console.endpoints import ApiCall, ApiError, endpoint
 from penstock.console.messages.facts import facts_json
-from penstock.console.messages.message_json import message_detail, message_row
+from penstock.console.messages.message_export import (
+    PAGE_SIZE,
+    end_of_export,
+    export_lines,
+    export_pages,
+    export_response,
+    header_text,
+)
+from penstock.console.messages.message_json import (
+    contains,
+    export_row,
+    message_detail,
+    message_row,
+)
 from penstock.console.messages.resends import plan_json, start_resend
 from penstock.console.messages.resume_token import decode_resume, encode_resume
 from penstock.console.messages.search_text import SearchText, parse_search
@@ -67,6 +82,58 @@ async def search(call: ApiCall) -> object:
         "scanned": len(page.messages),
         "notes": [],
     }
+
+
+@endpoint(
+    "GET",
+    "/messages/export",
+    parameters={
+        "topic": "the topic; not needed for an id or a key",
+        "q": "the search box, as in `tag:paid since:-1h body:refused`",
+        "order": "newest (default) or oldest",
+    },
+)
+async def export(call: ApiCall) -> object:
+    """All messages of a search, as lines of JSON with the fields of `penstock tail --json`.
+
+    The response is streamed, without a limit (application/x-ndjson). If a server fails on the way,
+    it breaks off. A search for a key finds the newest 64 messages of each broker; the header
+    `X-Penstock-Partial` says what is missing. A message that arrives meanwhile may be included.
+    """
+    wanted = parse_search(call.text("q"), call.console.now_ms())
+    topic = wanted.topic or call.text("topic")
+    name = topic or wanted.key or wanted.reference
+    if wanted.reference or wanted.key:
+        found = await _found(call, wanted, topic, FOUND_MAX)
+        rows = export_lines(found.messages, export_row)
+        response = export_response(name, _once(rows))
+        if found.partial:
+            response.headers["X-Penstock-Partial"] = header_text("; ".join(found.partial))
+        return response
+    if not topic:
+        raise InvalidParameter(
+            "choose a topic, or search for an id or a key", hint="an id or a key needs no topic"
+        )
+    if call.text("order", "newest") != "newest" or wanted.offset is not None:
+        wanted = replace(wanted, until=end_of_export(call, wanted.until))
+    return export_response(name, await export_pages(call, _pages(call, wanted, topic), export_row))
+
+
+async def _once(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+async def _pages(call: ApiCall, wanted: SearchText, topic: str) -> AsyncIterator[MessagePage]:
+    """All pages of a search, without the messages whose body does not contain the text."""
+    needle = wanted.body.encode()
+    resume: Mapping[MessageQueue, int] | None = None
+    while True:
+        page = await _browse(call, wanted, topic, PAGE_SIZE, resume)
+        found = [message for message in page.messages if not needle or contains(message, needle)]
+        yield MessagePage(tuple(found), page.resume)
+        resume = page.resume
+        if resume is None:
+            return
 
 
 async def _browse(
@@ -133,7 +200,7 @@ async def _scan(
         page = await _browse(call, wanted, topic, SIZE_MAX, resume)
         first = False
         scanned += len(page.messages)
-        found += [message for message in page.messages if needle in message.body]
+        found += [message for message in page.messages if contains(message, needle)]
         resume = dict(page.resume) if page.resume else None
     return {
         "rows": [message_row(message) for message in found],
@@ -144,17 +211,21 @@ async def _scan(
     }
 
 
-async def _find(call: ApiCall, wanted: SearchText, topic: str, size: int) -> object:
+async def _found(call: ApiCall, wanted: SearchText, topic: str, count_max: int) -> SearchResult:
     """Messages by id, key or place."""
-    found = await find_messages(
+    return await find_messages(
         call.admin,
         wanted.reference or None,
         topic=topic or None,
         key=wanted.key or None,
         since=wanted.since,
         until=wanted.until,
-        count_max=size,
+        count_max=count_max,
     )
+
+
+async def _find(call: ApiCall, wanted: SearchText, topic: str, size: int) -> object:
+    found = await _found(call, wanted, topic, size)
     return {
         "rows": [message_row(message) for message in reversed(found.messages)],
         "resume": None,
@@ -169,6 +240,13 @@ async def _find(call: ApiCall, wanted: SearchText, topic: str, size: int) -> obj
 async def message(call: ApiCall) -> object:
     """One message: body in all suitable decoders, properties, position in its queue."""
     return message_detail(await message_at(call))
+
+
+@endpoint("GET", "/message/{topic}/{broker}/{queue}/{offset}/export")
+async def export_one(call: ApiCall) -> object:
+    """One message with its whole body, with the fields of `penstock tail --json`."""
+    found = await message_at(call)
+    return export_response(found.message_id, _once(export_lines([found], export_row)))
 
 
 async def message_at(call: ApiCall) -> ReceivedMessage:

@@ -25,13 +25,18 @@ async def first_snapshot(call: ApiCall) -> None:
     parameters={"since_ms": "only samples of the history after this time"},
 )
 async def overview(call: ApiCall) -> object:
-    """Rates, lag, disk, alarms, the groups that are furthest behind, and the last hour."""
+    """Rates, lag, disk, alarms, the groups that are furthest behind, and the last hour.
+
+    `lag` is a number of messages; `lag_ms` is the age of the oldest of them. All groups are
+    measured once in `lag_round_s`, or in `lag_round_idle_s` while nobody uses the console.
+    """
     await first_snapshot(call)
     watch = call.console.watch
     at = watch.snapshot
     behind = sorted((row for row in at.lags() if row[1].lag), key=lambda row: -(row[1].lag_ms or 0))
     applications = [info for info in at.topics.values() if info.kind is TopicKind.NORMAL]
     groups = [info for info in at.groups.values() if not info.is_system]
+    round_s, round_idle_s = watch.lag_rounds_s()
     return {
         "ready": watch.updated.is_set(),
         "at_ms": at.at_ms or None,
@@ -59,6 +64,8 @@ async def overview(call: ApiCall) -> object:
         ],
         "history": watch.history.since(call.number("since_ms", 0, most=2**62)),
         "interval_s": call.console.settings.interval_s,
+        "lag_round_s": round_s,
+        "lag_round_idle_s": round_idle_s,
     }
 
 

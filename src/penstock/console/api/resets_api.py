@@ -5,6 +5,7 @@ from typing import Any
 
 from penstock.client.admin.async_admin import QueueMove, ResetResult, ResetTo
 from penstock.console.endpoints import ApiCall, endpoint, parse_time
+from penstock.console.group_names import need_group
 from penstock.console.security.accounts import Role
 from penstock.errors import InvalidParameter
 from penstock.wire.bodies.client_bodies import MessageQueue
@@ -24,13 +25,21 @@ from penstock.wire.bodies.client_bodies import MessageQueue
     },
 )
 async def preview(call: ApiCall) -> object:
-    """What a reset would change in each queue. Nothing changes yet."""
+    """What a reset would change in each queue. Nothing changes yet.
+
+    The group must exist; an offset of an unknown group would create one.
+    """
     group, topic = call.path("name"), call.given("topic", str)
     kind = call.given("to", str)
     if kind == "group":
-        plan = await call.admin.plan_clone(call.given("group", str), group, topic)
+        source = call.given("group", str)
+        await need_group(call.admin, group)
+        await need_group(call.admin, source)
+        plan = await call.admin.plan_clone(source, group, topic)
     else:
-        plan = await call.admin.plan_reset(group, topic, _target(call, kind, topic))
+        target = _target(call, kind, topic)
+        await need_group(call.admin, group)
+        plan = await call.admin.plan_reset(group, topic, target)
     return {
         "token": call.console.resets.keep(plan),
         "group": plan.group,

@@ -74,9 +74,14 @@ async def log_out(call: ApiCall) -> object:
 
 @endpoint("GET", "/accounts", Role.ADMIN)
 async def list_accounts(call: ApiCall) -> object:
-    """The console's own accounts."""
+    """The console's own accounts; `sessions` is how often each one is logged in."""
     own = call.console.settings.logins is Logins.CONSOLE
-    return {"in_use": own, "rows": await call.console.accounts.list() if own else []}
+    rows = await call.console.accounts.list() if own else []
+    sessions, now_ms = call.console.sessions, call.console.now_ms()
+    return {
+        "in_use": own,
+        "rows": [{**row, "sessions": sessions.count_of(str(row["name"]), now_ms)} for row in rows],
+    }
 
 
 @endpoint(

@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.client.admin.async_admin import TopicInfo
 from penstock.console.api.overview_api import first_snapshot
+from penstock.console.change_preview import need_confirmation, preview_json, topic_preview
 from penstock.console.endpoints import ApiCall, endpoint
 from penstock.console.monitoring.cluster_snapshot import ClusterSnapshot
 from penstock.console.monitoring.cluster_watch import measure_topic
@@ -13,6 +14,7 @@ from penstock.console.paging import PARAMETERS, page_of
 from penstock.console.security.accounts import Role
 from penstock.errors import InvalidParameter
 
+PERMS = ("rw", "r", "w", "-")
 _CHANGES = {
     "queues": "read and write queues per broker",
     "read_queues": "read queues per broker",
@@ -29,7 +31,11 @@ _CHANGES = {
     parameters={**PARAMETERS, "kind": "normal (default), retry, dlq, system or all"},
 )
 async def list_topics(call: ApiCall) -> object:
-    """One page of the topics. Figures that were not measured yet are null."""
+    """One page of the topics. Figures that were not measured yet are null.
+
+    `type` and `perm` are those of the first broker; `differs` are the settings of which the brokers
+    have different values.
+    """
     await first_snapshot(call)
     at = call.console.watch.snapshot
     kind, query = call.text("kind", "normal"), call.text("query").lower()
@@ -120,10 +126,35 @@ async def create(call: ApiCall) -> object:
     return {"name": name}
 
 
-@endpoint("PUT", "/topics/{name}", Role.OPERATE, body=_CHANGES)
+@endpoint("POST", "/topics/{name}/preview", Role.OPERATE, body=_CHANGES)
+async def preview(call: ApiCall) -> object:
+    """What a change would do on each broker. Nothing changes yet.
+
+    `changes` are the settings before and after; `losses` say what nobody can read or send
+    afterwards; `unreadable` are queues with messages that can't be read afterwards. `removes` is
+    whether there are any losses.
+    """
+    described = await call.admin.describe_topic(call.path("name"))
+    return preview_json(topic_preview(described, _changes(call)), described.unreachable)
+
+
+@endpoint(
+    "PUT",
+    "/topics/{name}",
+    Role.OPERATE,
+    body={**_CHANGES, "confirm": "true: also make a change that removes something"},
+)
 async def change(call: ApiCall) -> object:
-    """Change settings of a topic on all brokers that have it."""
-    await call.admin.update_topic(call.path("name"), **_changes(call))
+    """Change the given settings of a topic on all brokers that have it, and keep the others.
+
+    A change with losses (see the preview) is refused without `confirm`.
+    """
+    name, changes = call.path("name"), _changes(call)
+    if not changes:
+        raise InvalidParameter("no setting is given", hint="give the settings to change")
+    described = await call.admin.describe_topic(name)
+    need_confirmation(topic_preview(described, changes), call.given("confirm", bool, False))
+    await call.admin.update_topic(name, **changes)
     call.console.watch.refresh()
     return {"name": call.path("name")}
 
@@ -153,6 +184,8 @@ def _changes(call: ApiCall) -> dict[str, Any]:
         )
         if call.body.get(name) is not None
     }
+    if changes.get("perm", "rw") not in PERMS:
+        raise InvalidParameter("perm is not valid", hint=f"use {', '.join(PERMS)}")
     if call.body.get("message_type"):
         changes["attributes"] = {"message.type": call.given("message_type", str)}
     return changes
@@ -174,6 +207,15 @@ def _queues(info: TopicInfo) -> int:
     return sum(settings.write_queues for settings in info.brokers.values())
 
 
+def _differing(info: TopicInfo) -> list[str]:
+    names = ("read_queues", "write_queues", "perm_text", "order", "message_type")
+    return [
+        name.removesuffix("_text")
+        for name in names
+        if len({getattr(settings, name) for settings in info.brokers.values()}) > 1
+    ]
+
+
 def _row(at: ClusterSnapshot, info: TopicInfo) -> dict[str, object]:
     settings = next(iter(info.brokers.values()))
     figures = at.topic_figures.get(info.name)
@@ -182,6 +224,7 @@ def _row(at: ClusterSnapshot, info: TopicInfo) -> dict[str, object]:
         "kind": info.kind.value,
         "type": settings.message_type,
         "perm": settings.perm_text,
+        "differs": _differing(info),
         "queues": _queues(info),
         "brokers": sorted(info.brokers),
         "messages": figures.messages if figures else None,

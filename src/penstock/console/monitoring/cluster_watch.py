@@ -3,13 +3,14 @@
 In each interval the brokers are asked for their runtime information and their replication. The
 tables of topics and groups are read less often. The figures of topics and groups are measured in
 turn, the oldest first, up to a number per interval. While nobody uses the console, only the runtime
-information is read, for the charts.
+information is read, and once a minute the lag of some groups, for the charts: of those that were
+furthest behind, and of others in turn.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -37,6 +38,13 @@ GROUPS_PER_INTERVAL = 50
 CONCURRENT = 8
 """Requests at a time, so that measuring does not disturb the brokers."""
 IDLE_S = 60.0
+"""So long after its last use, nobody uses the console."""
+IDLE_EVERY_S = 60.0
+"""How often some groups are measured while nobody uses the console."""
+IDLE_GROUPS = 50
+"""Groups that are measured then, in turn."""
+IDLE_BEHIND = 10
+"""Groups that are measured then in addition: those that are furthest behind."""
 RATE_SPAN_MS = 600_000
 """A rate is computed from two measurements that are at most this far apart."""
 
@@ -56,6 +64,7 @@ class ClusterWatch:
         """Set once there is a first snapshot."""
         self._wake = asyncio.Event()
         self._used_s = float("-inf")
+        self._measured_s = float("-inf")
         self._tick = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -70,7 +79,7 @@ class ClusterWatch:
 
     def use(self) -> None:
         """Somebody looks at the console: measure topics and groups again."""
-        now = asyncio.get_running_loop().time()
+        now = _now_s()
         if now - self._used_s > IDLE_S:
             self._wake.set()
         self._used_s = now
@@ -79,6 +88,15 @@ class ClusterWatch:
         """Something has changed: read the tables again now."""
         self._tick = 0
         self._wake.set()
+
+    def lag_rounds_s(self) -> tuple[float, float]:
+        """How long it takes to measure the lag of all groups: while somebody uses the console, and
+        while nobody does."""
+        count = sum(not info.is_system for info in self.snapshot.groups.values())
+        return (
+            -(-count // GROUPS_PER_INTERVAL) * self._interval_s,
+            -(-count // IDLE_GROUPS) * IDLE_EVERY_S,
+        )
 
     def measured_topic(self, name: str, figures: TopicFigures) -> None:
         """Add figures that a page has read."""
@@ -103,7 +121,11 @@ class ClusterWatch:
                 changed = await self._with_replicas(changed)
             self.snapshot = changed
             if self._is_used():
-                await self._measure()
+                await self._measure(self._oldest_topics(), self._oldest_groups(GROUPS_PER_INTERVAL))
+            elif _now_s() - self._measured_s >= IDLE_EVERY_S:
+                behind = self._furthest_behind()
+                others = self._oldest_groups(IDLE_GROUPS, without=behind)
+                await self._measure([], [*behind, *others])
         except PenstockError as error:
             self._tick = 0  # read the tables as soon as the servers answer again
             self.snapshot = replace(self.snapshot, problem=error.remark())
@@ -128,18 +150,19 @@ class ClusterWatch:
         )
 
     def _is_used(self) -> bool:
-        return asyncio.get_running_loop().time() - self._used_s < IDLE_S
+        return _now_s() - self._used_s < IDLE_S
 
     def _sample(self, now_ms: int) -> None:
         at = self.snapshot
         known = not at.problem
+        measured = known and _now_s() - self._measured_s < 1.5 * IDLE_EVERY_S
         self.history.add(
             Sample(
                 now_ms,
                 rate_in=at.rate_in if known else None,
                 rate_out=at.rate_out if known else None,
-                lag=at.lag if known and self._is_used() else None,
-                lag_ms=at.lag_ms if known and self._is_used() else None,
+                lag=at.lag if measured else None,
+                lag_ms=at.lag_ms if measured else None,
                 disk_used=at.disk_used if known else None,
             )
         )
@@ -154,19 +177,36 @@ class ClusterWatch:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._interval_s)
 
-    async def _measure(self) -> None:
-        """Measure the topics and groups whose figures are the oldest."""
+    def _oldest_topics(self) -> list[str]:
+        """The topics whose figures are the oldest."""
         at = self.snapshot
-        topics = _oldest(
+        return _oldest(
             (name for name, info in at.topics.items() if info.kind is not TopicKind.SYSTEM),
             lambda name: f.at_ms if (f := at.topic_figures.get(name)) else 0,
             TOPICS_PER_INTERVAL,
         )
-        groups = _oldest(
-            (name for name, info in at.groups.items() if not info.is_system),
+
+    def _oldest_groups(self, count_max: int, without: Sequence[str] = ()) -> list[str]:
+        """The groups whose figures are the oldest."""
+        at = self.snapshot
+        return _oldest(
+            (
+                name
+                for name, info in at.groups.items()
+                if not info.is_system and name not in without
+            ),
             lambda name: f.at_ms if (f := at.group_figures.get(name)) else 0,
-            GROUPS_PER_INTERVAL,
+            count_max,
         )
+
+    def _furthest_behind(self) -> list[str]:
+        """The groups that determine the largest lag."""
+        known = [(f.lag_ms, name) for name, f in self.snapshot.lags() if f.lag_ms]
+        return [name for _, name in sorted(known, reverse=True)[:IDLE_BEHIND]]
+
+    async def _measure(self, topics: Sequence[str], groups: Sequence[str]) -> None:
+        """Measure these topics and groups."""
+        self._measured_s = _now_s()
         limit = asyncio.Semaphore(CONCURRENT)
         of_topics = await asyncio.gather(*(self._topic(name, limit) for name in topics))
         of_groups = await asyncio.gather(*(self._group(name, limit) for name in groups))
@@ -204,6 +244,10 @@ class ClusterWatch:
                 model=members.model,
                 partial=partial,
             )
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def measure_topic(

@@ -54,6 +54,13 @@ class Sessions:
         session = self._sessions.get(_key(token or ""))
         return session is not None and not _has_expired(session, now_ms)
 
+    def count_of(self, name: str, now_ms: int) -> int:
+        """How often a user is logged in."""
+        return sum(
+            session.login.name == name and not _has_expired(session, now_ms)
+            for session in self._sessions.values()
+        )
+
     def end(self, token: str | None) -> list[LoginSession]:
         """Remove the session with this token, if there is one."""
         return self._remove([_key(token or "")])

@@ -14,10 +14,13 @@ from penstock.client.admin.async_admin import (
     ElectionHistory,
     GroupMembers,
     GroupProgress,
+    QueueProgress,
 )
 from penstock.console.monitoring import cluster_watch as watch_module
 from penstock.console.monitoring.cluster_watch import (
     GROUPS_PER_INTERVAL,
+    IDLE_BEHIND,
+    IDLE_GROUPS,
     TOPICS_PER_INTERVAL,
     ClusterWatch,
 )
@@ -112,15 +115,48 @@ def test_a_rate_needs_two_measurements(admin: FakeAdmin) -> None:
     asyncio.run(main())
 
 
-def test_nobody_looks_nothing_is_measured(admin: FakeAdmin) -> None:
+def test_nobody_looks_only_some_groups_are_measured_once_a_minute(
+    admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([0.0, 5.0, 61.0, 122.0, 200.0, 1_000.0])
+    now_s = [0.0]
+    monkeypatch.setattr(watch_module, "_now_s", lambda: now_s[0])
+    admin.answers["progress"] = progress
+
     async def main() -> None:
         watch = ClusterWatch(admin, 5.0)  # type: ignore[arg-type]
-        await watch.update()
-        assert "ask_each" not in counted(admin)
-        assert watch.history.since(0)[0]["rate_in"] == 3.0
-        assert watch.history.since(0)[0]["lag"] is None
+
+        async def update() -> dict[str, int]:
+            now_s[0] = next(times)
+            admin.now_ms += 5_000
+            await watch.update()
+            return counted(admin)
+
+        first = await update()
+        assert "ask_each" not in first
+        assert first["progress"] == IDLE_GROUPS
+        assert "progress" not in await update()
+        assert (await update())["progress"] == IDLE_GROUPS + IDLE_BEHIND
+        assert (await update())["progress"] == IDLE_GROUPS + IDLE_BEHIND
+        assert len(watch.snapshot.group_figures) == 120
+        samples = watch.history.since(0)
+        assert [sample["rate_in"] for sample in samples] == [3.0] * 4
+        assert [sample["lag_ms"] for sample in samples] == [49_000, 49_000, 99_000, 119_000]
+        assert watch.lag_rounds_s() == (15.0, 180.0)
+        admin.answers["cluster"] = PeerUnreachable("connection refused")
+        await update()
+        await update()
+        assert watch.history.since(0)[-1]["lag_ms"] is None  # old values are not repeated
 
     asyncio.run(main())
+
+
+def progress(name: str) -> GroupProgress:
+    """One message, which is as many seconds old as the group's number."""
+    queue = MessageQueue("orders", "broker-a", 0)
+    age_ms = 1_000 * int(name.removeprefix("g"))
+    at = QueueProgress(queue, 8, 7, None, age_ms, None, None)
+    return GroupProgress(name, (at,), 0.0)
 
 
 def test_a_failure_keeps_the_last_snapshot_and_says_why(admin: FakeAdmin) -> None:

@@ -77,11 +77,17 @@ export function timeText(ms, withMs = false) {
 export const time = (ms, withMs) =>
   known(ms, (v) => h("time", { datetime: new Date(v).toISOString(), title: new Date(v).toISOString(), class: "nowrap" }, timeText(v, withMs)));
 
-export const ago = (ms) =>
-  known(ms, (v) => {
+function agoElement(ms, textOf) {
+  return known(ms, (v) => {
     const age = Date.now() - v;
-    const text = age < 0 ? `in ${durationText(-age)}` : age < 2000 ? "now" : `${durationText(Math.floor(age / 1000) * 1000)} ago`;
+    const text = age < 0 ? `in ${textOf(-age)}` : age < 2000 ? "now" : `${textOf(Math.floor(age / 1000) * 1000)} ago`;
     return h("span", { title: new Date(v).toISOString(), class: "nowrap" }, text);
   });
+}
+
+export const ago = (ms) => agoElement(ms, durationText);
+
+// With the largest unit only, for a figure with little room.
+export const agoFigure = (ms) => agoElement(ms, (age) => durationText(age).split(" ").slice(0, 2).join(" "));
 
 export const clockText = (ms) => clock.format(new Date(ms)).slice(0, 5);

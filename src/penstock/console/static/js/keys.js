@@ -86,7 +86,7 @@ export function palette(go) {
   look();
 }
 
-export function listen(go, switchTheme) {
+export function listen(go, switchTheme, closeMenu) {
   let before = "";
   let timer = 0;
   addEventListener("keydown", (event) => {
@@ -101,6 +101,7 @@ export function listen(go, switchTheme) {
       if (event.key === "Escape" && event.target.matches("input")) event.target.blur();
       return;
     }
+    if (event.key === "Escape") closeMenu();
     clearTimeout(timer);
     timer = setTimeout(() => { before = ""; }, 900);
     const pair = SHORTCUTS.find(([keys]) => keys === `${before} ${event.key}`);

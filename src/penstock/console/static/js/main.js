@@ -144,6 +144,13 @@ function switchTheme() {
   dispatchEvent(new Event("penstock-theme"));
 }
 
+// The menu of a phone. The focus returns to its button, from which it was opened.
+function closeMenu() {
+  if (!side?.classList.contains("open")) return;
+  side.classList.remove("open");
+  document.querySelector(".top [aria-label=Menu]")?.focus();
+}
+
 function frame() {
   const links = NAV.map(([path, name, picture]) =>
     h("a", { class: "nav", href: path }, icon(picture), name),
@@ -182,7 +189,7 @@ function frame() {
     app,
     h("div", { class: "loading" }),
     h("div", { class: "top" }, menu, brand(), h("span", { class: "grow" }), find),
-    h("div", { class: "frame" }, side, h("div", { class: "shade", onclick: () => side.classList.remove("open") }), main),
+    h("div", { class: "frame" }, side, h("div", { class: "shade", onclick: closeMenu }), main),
   );
 }
 
@@ -255,5 +262,5 @@ addEventListener("click", (event) => {
 addEventListener("popstate", () => main && open());
 addEventListener("penstock-go", (event) => go(event.detail));
 addEventListener("penstock-logged-out", begin);
-listen((path) => main && go(path), switchTheme);
+listen((path) => main && go(path), switchTheme, closeMenu);
 begin();

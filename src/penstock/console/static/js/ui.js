@@ -204,6 +204,11 @@ export function usage(share) {
   return h("span", { class: `bar${kind}` }, fillBar);
 }
 
+// Let the browser save what the server sends.
+export function save(url) {
+  h("a", { href: url, download: "" }).click();
+}
+
 export function download(name, text, type) {
   const url = URL.createObjectURL(new Blob([text], { type }));
   const link = h("a", { href: url, download: name });

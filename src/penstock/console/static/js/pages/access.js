@@ -2,7 +2,7 @@
 
 import { del, may, part, put, session } from "../api.js";
 import { h, show } from "../dom.js";
-import { time } from "../format.js";
+import { counted, time } from "../format.js";
 import { ask, badge, body, empty, failed, field, note, options, panel, segments, table, toast } from "../ui.js";
 
 const ACTIONS = ["All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List"];
@@ -31,7 +31,7 @@ async function brokers(page, content) {
     { label: "User", cell: (row) => h("span", { class: "name" }, row.name) },
     { label: "Type", cell: (row) => badge((row.type || "unknown").toLowerCase(), /super/i.test(row.type || "") ? "accent" : "") },
     { label: "Status", cell: (row) => badge((row.status || "unknown").toLowerCase(), /enable/i.test(row.status || "") ? "good" : "bad") },
-    may("admin") && { label: "", num: true, cell: (row) => h("span", { class: "row" }, h("button", { class: "small", type: "button", onclick: () => rule(row.name, again) }, "Add a rule"), h("button", { class: "small danger", type: "button", onclick: () => removeUser(row.name, again) }, "Delete")) },
+    may("admin") && { label: "", num: true, cell: (row) => h("span", { class: "row" }, h("button", { class: "small", type: "button", onclick: () => rule(row.name, again) }, "Add a rule"), h("button", { class: "small danger", type: "button", onclick: () => removeUser(page, row.name, again) }, "Delete")) },
   ].filter(Boolean);
   const rules = [
     { label: "User", cell: (row) => h("span", { class: "name" }, row.user) },
@@ -39,7 +39,7 @@ async function brokers(page, content) {
     { label: "Actions", cell: (row) => row.actions.join(", ") },
     { label: "From", cell: (row) => row.sources.join(", ") || "anywhere" },
     { label: "Decision", cell: (row) => badge(row.decision || "unknown", row.decision === "Allow" ? "good" : "bad") },
-    may("admin") && { label: "", num: true, cell: (row) => h("button", { class: "small danger", type: "button", onclick: () => del(`/access/users/${part(row.user)}/rules`, { resource: row.resource }).then(again, failed) }, "Delete") },
+    may("admin") && { label: "", num: true, cell: (row) => h("button", { class: "small danger", type: "button", onclick: () => removeRule(page, row, again) }, "Delete") },
   ].filter(Boolean);
   show(
     content,
@@ -72,11 +72,50 @@ function rule(name, done) {
   });
 }
 
-function removeUser(name, done) {
-  ask(`Delete ${name}?`, h("p", {}, "The user and its rules are deleted from all brokers. Its clients are refused from now on."), "Delete", async () => {
-    await del(`/access/users/${part(name)}`);
-    done();
-  }, { danger: true, confirm: name });
+const ruleText = (row) => `${row.decision === "Deny" ? "must not" : "may"} ${row.actions.join(", ")} ${row.resource}`;
+
+// The questions show what is there now, which may be more than what the page has shown before.
+async function removeUser(page, name, done) {
+  const at = await page.get("/access").catch(failed);
+  if (!at) return;
+  const rules = at.rules.filter((row) => row.user === name);
+  ask(
+    `Delete ${name}?`,
+    h(
+      "div",
+      { class: "stack", id: "affected" },
+      h("p", {}, `The user is deleted from all brokers, with ${rules.length ? counted(rules.length, "rule") : "no rules"}. Its clients are refused from now on.`),
+      rules.length > 0 && h("ul", {}, rules.map((row) => h("li", { class: "break" }, `${name} ${ruleText(row)}`))),
+    ),
+    "Delete",
+    async () => {
+      await del(`/access/users/${part(name)}`);
+      done();
+    },
+    { danger: true, confirm: name },
+  );
+}
+
+async function removeRule(page, row, done) {
+  const at = await page.get("/access").catch(failed);
+  if (!at) return;
+  const others = at.rules.filter((one) => one.user === row.user).length - 1;
+  const effect = row.decision === "Deny" ? "Then its other rules decide about this resource." : "Then its clients are refused there, unless another rule allows it.";
+  ask(
+    `Delete this rule of ${row.user}?`,
+    h(
+      "div",
+      { class: "stack", id: "affected" },
+      h("p", {}, "The rule is deleted from all brokers: ", h("strong", { class: "break" }, `${row.user} ${ruleText(row)}`), "."),
+      h("p", {}, `${effect} ${row.user} has ${others ? counted(others, "other rule") : "no other rules"}.`),
+    ),
+    "Delete",
+    async () => {
+      await del(`/access/users/${part(row.user)}/rules`, { resource: row.resource });
+      done();
+    },
+    { danger: true },
+  );
 }
 
 async function accounts(page, content) {
@@ -90,9 +129,26 @@ async function accounts(page, content) {
     { label: "Account", cell: (row) => h("span", { class: "name" }, row.name) },
     { label: "Role", cell: (row) => badge(row.role, row.role === "admin" ? "accent" : "") },
     { label: "Created", num: true, cell: (row) => time(row.created_ms) },
-    { label: "", num: true, cell: (row) => h("span", { class: "row" }, h("button", { class: "small", type: "button", onclick: () => account(row, again) }, "Change"), h("button", { class: "small danger", type: "button", onclick: () => del(`/accounts/${part(row.name)}`).then(again, failed) }, "Delete")) },
+    { label: "", num: true, cell: (row) => h("span", { class: "row" }, h("button", { class: "small", type: "button", onclick: () => account(row, again) }, "Change"), h("button", { class: "small danger", type: "button", onclick: () => removeAccount(page, row.name, again) }, "Delete")) },
   ];
   show(content, panel("Accounts of the console", table(columns, at.rows, { key: (row) => row.name }), { actions: h("button", { class: "primary small", type: "button", onclick: () => account(null, again) }, "Add an account") }));
+}
+
+async function removeAccount(page, name, done) {
+  const at = await page.get("/accounts").catch(failed);
+  const row = at?.rows.find((one) => one.name === name);
+  if (!row) return;
+  const sessions = row.sessions ? `${counted(row.sessions, "session")} of it ${row.sessions === 1 ? "ends" : "end"} at once.` : "Nobody is logged in with it.";
+  ask(
+    `Delete ${row.name}?`,
+    h("p", { id: "affected" }, `The account with the role ${row.role} is deleted. ${sessions} Its entries in the audit log stay.`),
+    "Delete",
+    async () => {
+      await del(`/accounts/${part(row.name)}`);
+      done();
+    },
+    { danger: true },
+  );
 }
 
 function account(row, done) {

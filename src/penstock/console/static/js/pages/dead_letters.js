@@ -3,7 +3,7 @@
 import { del, may, part, post, query } from "../api.js";
 import { h, show } from "../dom.js";
 import { ago, bytes, count, counted, countText, rate, time } from "../format.js";
-import { ask, badge, body, dialog, download, empty, errorNote, failed, field, note, options, panel, table } from "../ui.js";
+import { ask, badge, body, dialog, empty, errorNote, failed, field, note, options, panel, save, table } from "../ui.js";
 import { messagePath } from "./messages.js";
 
 export default async function deadLetters(page) {
@@ -39,7 +39,7 @@ async function ofGroup(page, group) {
   const id = (row) => `${row.broker}/${row.queue}@${row.offset}`;
   const resendButton = h("button", { class: "primary", type: "button", disabled: true, onclick: () => resend(page, path, group, selection(), report) });
   const selection = () => state.rows.filter((row) => state.chosen.has(id(row))).map((row) => ({ broker: row.broker, queue: row.queue, offset: row.offset }));
-  const exportButton = h("button", { type: "button", onclick: () => download(`dead-letters-${group}.jsonl`, state.rows.map((row) => JSON.stringify(row)).join("\n"), "application/x-ndjson") }, "Export");
+  const exportButton = h("button", { type: "button", onclick: () => save(`/api${path}/export`) }, "Export all");
   page.root.append(
     h(
       "div",

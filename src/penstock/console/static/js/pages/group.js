@@ -1,9 +1,10 @@
 // One group: members, queues, subscriptions; reset of offsets with preview and undo.
 
-import { del, may, part, post, put } from "../api.js";
+import { del, may, part, post } from "../api.js";
+import { changeSettings, perBroker } from "../changes.js";
 import { h, show } from "../dom.js";
 import { ago, compact, count, counted, countText, duration, durationText, rateFigure, unknown } from "../format.js";
-import { ask, badge, body, command, dialog, empty, errorNote, facts, field, note, options, panel, stat, table, toast } from "../ui.js";
+import { ask, badge, body, command, dialog, empty, errorNote, facts, failed, field, note, options, panel, stat, table, toast } from "../ui.js";
 
 export default async function group(page) {
   const [name] = page.params;
@@ -50,8 +51,8 @@ function view(at) {
     h(
       "div",
       { class: "stats" },
-      stat("Lag", duration(at.lag_ms), { note: "age of the oldest message", id: "lag" }),
-      stat("Behind", compact(at.lag), { note: "messages", id: "behind" }),
+      stat("Lag", compact(at.lag), { note: "messages", id: "lag" }),
+      stat("Behind", duration(at.lag_ms), { note: "age of the oldest one", id: "behind" }),
       stat("Consumed", rateFigure(at.rate_out), { unit: "msg/s" }),
       stat("Members", String(at.members.length), { note: "connected", id: "members" }),
       oldestInWork(at),
@@ -78,8 +79,8 @@ function queues(at) {
   if (!at.queues.length) return panel("Queues", empty("The group has no offsets yet", "They appear when a member has consumed its first messages."), { id: "queues" });
   const columns = [
     { label: "Queue", cell: (row) => h("span", { class: "name break" }, `${row.topic} ${row.broker}/${row.queue}`) },
-    { label: "Lag", num: true, cell: (row) => duration(row.lag_ms) },
-    { label: "Behind", num: true, cell: (row) => count(row.lag) },
+    { label: "Lag", num: true, cell: (row) => count(row.lag) },
+    { label: "Behind", num: true, cell: (row) => duration(row.lag_ms) },
     { label: "Committed", num: true, cell: (row) => count(row.committed) },
     { label: "Next offset", num: true, cell: (row) => count(row.max_offset) },
     { label: "In work", num: true, cell: (row) => count(row.in_work) },
@@ -105,18 +106,20 @@ function subscriptions(at) {
 }
 
 function settingsPanel(at) {
-  const first = Object.values(at.settings)[0];
-  if (!first) return null;
+  if (!Object.keys(at.settings).length) return null;
+  const yesNo = (name, yes, no) => perBroker(at.settings, name, (value) => (value ? yes : no));
+  const consumption = yesNo("consume_enabled", "enabled", "disabled");
   return panel(
     "Settings",
     body(
       facts([
-        ["Consumption", first.consume_enabled ? "enabled" : badge("disabled", "bad")],
-        ["Attempts before a dead letter", String(first.retries_max)],
-        ["Broadcasting", first.broadcast_enabled ? "allowed" : "not allowed"],
-        ["Orderly", first.orderly ? "yes" : "no"],
+        ["Consumption", consumption === "enabled" ? consumption : consumption === "disabled" ? badge(consumption, "bad") : consumption],
+        ["Attempts before a dead letter", perBroker(at.settings, "retries_max")],
+        ["Broadcasting", yesNo("broadcast_enabled", "allowed", "not allowed")],
+        ["Orderly", yesNo("orderly", "yes", "no")],
       ]),
     ),
+    { id: "settings" },
   );
 }
 
@@ -225,29 +228,50 @@ function undo(page, path, row, box) {
 }
 
 function settings(page, path, name) {
-  const first = Object.values(page.group?.settings || {})[0];
-  if (!first) {
+  if (!Object.keys(page.group?.settings || {}).length) {
     dialog(`Settings of ${name}`, h("p", {}, "No broker has settings of this group."), (close) => h("button", { type: "button", onclick: close }, "Close"));
     return;
   }
-  const enabled = h("input", { type: "checkbox", checked: first.consume_enabled });
-  const broadcast = h("input", { type: "checkbox", checked: first.broadcast_enabled });
-  const retries = h("input", { type: "number", min: -1, max: 1000, value: first.retries_max });
-  ask(
-    `Settings of ${name}`,
-    h("form", { class: "grid", onsubmit: (event) => event.preventDefault() }, h("label", { class: "check" }, enabled, "Members may consume"), h("label", { class: "check" }, broadcast, "Members may broadcast"), field("Attempts before a message becomes a dead letter", retries)),
-    "Change",
-    async () => {
-      await put(path, { consume_enabled: enabled.checked, broadcast_enabled: broadcast.checked, retries_max: Number(retries.value) });
-      toast(`Changed ${name}`);
-    },
-  );
+  changeSettings({
+    title: `Settings of ${name}`,
+    brokers: page.group.settings,
+    path,
+    fields: [
+      { name: "consume_enabled", label: "Members may consume", flag: true },
+      { name: "broadcast_enabled", label: "Members may broadcast", flag: true },
+      { name: "retries_max", label: "Attempts before a message becomes a dead letter", min: -1, max: 1000 },
+    ],
+    done: () => page.go(path),
+  });
 }
 
-function remove(page, path, name) {
+// The messages of a topic; 0 if there is no such topic.
+const messagesOf = (page, topic) =>
+  page.get(`/topics/${part(topic)}`).then((found) => found.messages, (error) => {
+    if (error.status === 404) return 0;
+    throw error;
+  });
+
+async function remove(page, path, name) {
+  const found = await Promise.all([page.get(path), messagesOf(page, `%RETRY%${name}`), messagesOf(page, `%DLQ%${name}`)]).catch(failed);
+  if (!found) return;
+  const [at, retries, dead] = found;
+  const queues = at.queues.filter((one) => one.committed !== null);
+  const topics = new Set(queues.map((one) => one.topic));
   ask(
     `Delete ${name}?`,
-    h("p", {}, "The group is deleted with its offsets, its retry topic and its dead letters. This can't be undone."),
+    h(
+      "div",
+      { class: "stack", id: "affected" },
+      h("p", {}, "The group is deleted from all brokers. This can't be undone. With it go:"),
+      facts([
+        ["Offsets", queues.length ? `of ${counted(queues.length, "queue")} of ${[...topics].join(", ")}` : "none"],
+        ["Messages in the retry topic", count(retries)],
+        ["Dead letters", count(dead)],
+      ]),
+      at.members.length > 0 && note("warn", `${counted(at.members.length, "consumer")} ${at.members.length === 1 ? "is" : "are"} connected: ${at.members.map((one) => one.client_id).join(", ")}.`),
+      at.unreachable.length > 0 && note("warn", `${at.unreachable.join(", ")} can't be reached and keeps the group.`),
+    ),
     "Delete",
     async () => {
       await del(path, { confirm: name });

@@ -1,4 +1,4 @@
-// Groups: a list with lag in messages and in time.
+// Groups: a list with lag (messages) and the time that they are behind.
 
 import { may, part, post, query } from "../api.js";
 import { h, show } from "../dom.js";
@@ -48,8 +48,8 @@ function listPanel(found, at, change) {
   const columns = [
     { label: "Group", sort: "name", cell: (row) => h("a", { class: "name", href: `/groups/${part(row.name)}` }, row.name) },
     { label: "State", cell: (row) => [badge(...STATE_BADGES[row.state]), row.partial && badge("partial", "warn")] },
-    { label: "Lag", sort: "lag_ms", num: true, cell: (row) => duration(row.lag_ms) },
-    { label: "Messages behind", sort: "lag", num: true, cell: (row) => count(row.lag) },
+    { label: "Lag", sort: "lag", num: true, cell: (row) => count(row.lag) },
+    { label: "Behind", sort: "lag_ms", num: true, cell: (row) => duration(row.lag_ms) },
     { label: "Consumed", sort: "rate_out", num: true, cell: (row) => rate(row.rate_out) },
     { label: "Members", sort: "members", num: true, cell: (row) => count(row.members) },
     { label: "Dead letters", sort: "dead_letters", num: true, cell: (row) => (row.dead_letters ? h("a", { href: `/dead-letters/${part(row.name)}` }, count(row.dead_letters)) : count(row.dead_letters)) },

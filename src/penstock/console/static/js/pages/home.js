@@ -52,22 +52,31 @@ export default async function home(page) {
     show(
       lags,
       panel(
-        "Largest lag of a group",
+        "Furthest behind",
         body(
           lineChart({
             width,
             times,
-            series: [{ name: "lag", values: samples.map((one) => one.lag_ms) }],
+            series: [{ name: "behind", values: samples.map((one) => one.lag_ms) }],
             text: (ms) => (ms ? durationText(ms) : "0"),
             least: 1000,
             marksOf: timeSteps,
             empty: "No group was measured yet.",
           }),
         ),
+        { actions: resolution(at), id: "behind-chart" },
       ),
     );
     show(behind, at.behind.length ? behindPanel(at) : null);
   });
+}
+
+// How old a value of the chart may be.
+function resolution(at) {
+  if (!at.groups) return null;
+  const [used, unused] = [at.lag_round_s, at.lag_round_idle_s].map((seconds) => durationText(seconds * 1000));
+  const title = `Each group is measured every ${used}. While nobody uses the console, it is measured every ${unused}, and every minute if it is among those that are furthest behind.`;
+  return h("span", { class: "faint small", title }, `measured every ${used}, unwatched every ${unused}`);
 }
 
 function figures(at) {
@@ -75,7 +84,7 @@ function figures(at) {
   return [
     stat("Stored", rateFigure(at.rate_in), { unit: "msg/s", note: at.stored_today === null ? "" : `${countText(at.stored_today)} today`, id: "rate_in" }),
     stat("Read", rateFigure(at.rate_out), { unit: "msg/s", id: "rate_out" }),
-    stat("Largest lag", duration(at.lag_ms), { note: [at.lag !== null && `${compactText(at.lag)} messages behind`, known].filter(Boolean).join(", "), id: "lag" }),
+    stat("Furthest behind", duration(at.lag_ms), { note: [at.lag !== null && `lag ${compactText(at.lag)} messages`, known].filter(Boolean).join(", "), id: "behind" }),
     stat("Fullest disk", percent(at.disk_used), { note: "of the brokers", id: "disk" }),
     stat("Brokers", at.ready ? `${at.brokers_answering} / ${at.brokers}` : unknown(), { note: "answer", id: "brokers" }),
     stat("Topics", at.ready ? compact(at.topics) : unknown(), { note: at.ready ? counted(at.groups, "group") : "", id: "topics" }),
@@ -104,9 +113,9 @@ function alarmPanel(at) {
 function behindPanel(at) {
   const columns = [
     { label: "Group", cell: (row) => h("a", { class: "name", href: `/groups/${part(row.group)}` }, row.group) },
-    { label: "Lag", num: true, cell: (row) => duration(row.lag_ms) },
-    { label: "Messages", num: true, cell: (row) => count(row.lag) },
+    { label: "Lag", num: true, cell: (row) => count(row.lag) },
+    { label: "Behind", num: true, cell: (row) => duration(row.lag_ms) },
     { label: "Members", num: true, cell: (row) => count(row.members) },
   ];
-  return panel("Groups with the largest lag", table(columns, at.behind, { link: (row) => `/groups/${part(row.group)}`, key: (row) => row.group }));
+  return panel("Groups that are furthest behind", table(columns, at.behind, { link: (row) => `/groups/${part(row.group)}`, key: (row) => row.group }));
 }

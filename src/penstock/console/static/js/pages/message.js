@@ -3,7 +3,7 @@
 import { may, part, post } from "../api.js";
 import { h, show } from "../dom.js";
 import { bytes, durationText, time, timeText } from "../format.js";
-import { ask, badge, body, command, copy, download, empty, errorNote, facts, field, note, options, panel, segments, toast } from "../ui.js";
+import { ask, badge, body, command, copy, empty, errorNote, facts, field, note, options, panel, save, segments, toast } from "../ui.js";
 import { follow } from "./dead_letters.js";
 
 const GOOD = ["consumed"];
@@ -32,7 +32,7 @@ export default async function message(page) {
         { class: "actions" },
         may("operate") && h("button", { class: "primary", type: "button", onclick: () => resend(page, path, report) }, "Send again"),
         h("button", { type: "button", onclick: () => copy(at.id) }, "Copy the id"),
-        h("button", { type: "button", onclick: () => download(`${at.id}.json`, JSON.stringify(at, null, 2), "application/json") }, "Export"),
+        h("button", { type: "button", onclick: () => save(`/api${path}/export`) }, "Export"),
       ),
     ),
     report,

@@ -3,10 +3,9 @@
 import { del, get, part, post, query } from "../api.js";
 import { h, icon, show } from "../dom.js";
 import { bytes, counted, countText, time } from "../format.js";
-import { badge, body, dialog, download, empty, errorNote, failed, field, note, panel, searchBox, segments, table, toast } from "../ui.js";
+import { badge, body, dialog, download, empty, errorNote, failed, field, note, panel, save, searchBox, segments, table, toast } from "../ui.js";
 
 const TAIL_ROWS = 500;
-const EXPORT_MAX = 10_000;
 
 export default async function messages(page) {
   const at = {
@@ -54,7 +53,7 @@ export default async function messages(page) {
         "div",
         { class: "actions" },
         h("button", { type: "button", onclick: () => saved(page, at) }, "Saved searches"),
-        h("button", { type: "button", onclick: () => exportRows(at, state) }, "Export"),
+        h("button", { type: "button", onclick: () => exportAll(at, state) }, "Export"),
         tailButton,
       ),
     ),
@@ -83,6 +82,7 @@ async function search(at, state, list, page, more) {
     state.rows = more ? [...state.rows, ...found.rows] : found.rows;
     state.scanned = (more ? state.scanned : 0) + (found.scanned || 0);
     state.resume = found.resume;
+    state.found = found;
     show(list, results(at, state, found, () => search(at, state, list, page, true)));
   } catch (error) {
     if (error.name !== "AbortError") show(list, errorNote(error));
@@ -130,6 +130,7 @@ function tail(at, state, list, page) {
     return;
   }
   state.rows = [];
+  state.found = null;
   let leftOut = 0;
   const waiting = () => panel(null, empty(`Waiting for messages of ${at.topic}`, "New messages appear here as they arrive. No offset of a group changes."));
   show(list, waiting());
@@ -157,22 +158,26 @@ function tail(at, state, list, page) {
   });
 }
 
-async function exportRows(at, state) {
+// The server writes the file: all messages of the search, with their bodies and properties. A search
+// for an id or a key is short, and says what is missing; others are streamed to the disk.
+async function exportAll(at, state) {
   if (!at.topic && !at.q) {
     toast("Search first.");
     return;
   }
+  const url = `/api/messages/export${query({ topic: at.topic, q: at.q, order: at.order })}`;
   try {
-    let rows = state.rows;
-    let resume = at.tail ? null : state.resume;
-    while (resume && rows.length < EXPORT_MAX) {
-      const found = await get(`/messages${query({ topic: at.topic, q: at.q, order: at.order, resume, size: 200 })}`);
-      rows = [...rows, ...found.rows];
-      resume = found.resume;
-      if (rows.length > 400 && !confirm(`Export goes on: ${rows.length} messages so far. Read on up to ${EXPORT_MAX}?`)) break;
+    if (!state.found?.how) {
+      await get(`/messages${query({ topic: at.topic, q: at.q, order: at.order, size: 1 })}`);  // or its error
+      save(url);
+      toast("The export contains all messages of this search. The browser shows its progress.");
+      return;
     }
-    download(`${at.topic || "messages"}.jsonl`, rows.map((row) => JSON.stringify(row)).join("\n"), "application/x-ndjson");
-    toast(`Exported ${countText(rows.length)} messages${resume ? " (not all)" : ""}`);
+    const answer = await fetch(url);
+    if (!answer.ok) throw new Error((await answer.json()).error.message);
+    download(`${at.topic || "messages"}.jsonl`, await answer.blob(), "application/x-ndjson");
+    const missing = answer.headers.get("x-penstock-partial");
+    if (missing) toast(`The export is not complete: ${missing}.`, { bad: true });
   } catch (error) {
     failed(error);
   }

@@ -2,7 +2,7 @@
 
 import { may, part, post } from "../api.js";
 import { h, show } from "../dom.js";
-import { ago, counted, countText, time, timeText } from "../format.js";
+import { ago, agoFigure, counted, countText, time, timeText } from "../format.js";
 import { ask, badge, empty, note, panel, searchBox, stat, table, toast } from "../ui.js";
 
 export default async function scheduled(page) {
@@ -23,7 +23,7 @@ export default async function scheduled(page) {
       stats,
       stat("Timer messages", countText(timers), { note: "waiting", id: "timers" }),
       stat("By delay level", countText(level), { note: "waiting, with retries", id: "levels" }),
-      stat("Next delivery", next ? ago(next) : "none", { note: next && timeText(next) }),
+      stat("Next delivery", next ? agoFigure(next) : "none", { note: next && timeText(next) }),
     );
     show(list, at.partial.map((text) => note("warn", `Partial: ${text}.`)), at.unreachable.length > 0 && note("warn", `Without ${at.unreachable.join(", ")}, which can't be reached.`), view(page, at, filter, update));
   };

@@ -1,9 +1,10 @@
 // One topic: queues, groups, settings.
 
-import { del, may, part, put } from "../api.js";
+import { del, may, part } from "../api.js";
+import { changeSettings, perBroker } from "../changes.js";
 import { h, show } from "../dom.js";
-import { ago, compact, count, duration, rateFigure, timeText } from "../format.js";
-import { ask, badge, body, empty, facts, field, note, options, panel, stat, table, toast } from "../ui.js";
+import { ago, agoFigure, compact, count, counted, duration, rateFigure, timeText } from "../format.js";
+import { ask, badge, body, empty, facts, failed, note, panel, stat, table, toast } from "../ui.js";
 import { PERMS, permText, TYPES } from "./topics.js";
 
 export default async function topic(page) {
@@ -34,8 +35,8 @@ export default async function topic(page) {
     if (page.signal.aborted) return;
     page.topic = at;
     const types = new Set(Object.values(at.brokers).map((one) => one.message_type));
-    const perms = new Set(Object.values(at.brokers).map((one) => one.perm));
-    show(head, [...types].map((type) => badge(type === "UNSPECIFIED" ? "type not specified" : type.toLowerCase())), [...perms].filter((perm) => perm !== "rw").map((perm) => badge(permText(perm), "warn")), at.kind !== "normal" && badge(at.kind, "info"));
+    const perms = perBroker(at.brokers, "perm", permText);
+    show(head, [...types].map((type) => badge(type === "UNSPECIFIED" ? "type not specified" : type.toLowerCase())), perms !== permText("rw") && badge(perms, "warn"), at.kind !== "normal" && badge(at.kind, "info"));
     show(content, view(at));
   });
 }
@@ -49,7 +50,7 @@ function view(at) {
       { class: "stats" },
       stat("Messages", compact(at.messages), { note: "stored now", id: "messages" }),
       stat("Stored", rateFigure(at.rate_in), { unit: "msg/s", id: "rate" }),
-      stat("Last message", ago(last), { note: last && timeText(last) }),
+      stat("Last message", agoFigure(last), { note: last && timeText(last) }),
       stat("Queues", String(at.queues.length), { note: `on ${Object.keys(at.brokers).join(", ")}`, id: "queues" }),
       stat("Groups", String(at.groups.length), { note: "consume it" }),
     ),
@@ -75,8 +76,8 @@ function groups(at) {
   }
   const columns = [
     { label: "Group", cell: (row) => h("a", { class: "name", href: `/groups/${part(row.name)}` }, row.name) },
-    { label: "Lag", num: true, cell: (row) => duration(row.lag_ms) },
-    { label: "Behind", num: true, cell: (row) => count(row.lag) },
+    { label: "Lag", num: true, cell: (row) => count(row.lag) },
+    { label: "Behind", num: true, cell: (row) => duration(row.lag_ms) },
     { label: "Members", num: true, cell: (row) => count(row.members) },
   ];
   return panel("Groups", table(columns, at.groups, { link: (row) => `/groups/${part(row.name)}`, key: (row) => row.name }), { id: "groups" });
@@ -97,27 +98,45 @@ function brokers(at) {
 }
 
 function settings(page, name) {
-  const first = Object.values(page.topic?.brokers || {})[0];
-  if (!first) return;
-  const queues = h("input", { type: "number", min: 1, max: 1024, value: first.write_queues });
-  const perm = h("select", {}, options(PERMS, first.perm));
-  const type = h("select", {}, options([["", "unchanged"], ...TYPES.map((one) => [one, one.toLowerCase()])], ""));
-  ask(
-    `Settings of ${name}`,
-    h("form", { class: "grid", onsubmit: (event) => event.preventDefault() }, field("Queues per broker", queues), field("Permission", perm), field("Message type", type)),
-    "Change",
-    async () => {
-      await put(`/topics/${part(name)}`, { queues: Number(queues.value), perm: perm.value, message_type: type.value || undefined });
-      toast(`Changed ${name}`);
-      page.go(`/topics/${part(name)}`);
-    },
-  );
+  const brokers = page.topic?.brokers || {};
+  if (!Object.keys(brokers).length) return;
+  changeSettings({
+    title: `Settings of ${name}`,
+    brokers,
+    path: `/topics/${part(name)}`,
+    fields: [
+      { name: "read_queues", label: "Read queues per broker", min: 1, max: 1024 },
+      { name: "write_queues", label: "Write queues per broker", min: 1, max: 1024 },
+      { name: "perm", label: "Permission", values: PERMS },
+      { name: "message_type", label: "Message type", values: TYPES.map((one) => [one, one.toLowerCase()]) },
+    ],
+    done: () => page.go(`/topics/${part(name)}`),
+  });
 }
 
-function remove(page, name) {
+async function remove(page, name) {
+  const at = await page.get(`/topics/${part(name)}`).catch(failed);
+  if (!at) return;
+  const rows = Object.keys(at.brokers).map((broker) => {
+    const queues = at.queues.filter((one) => one.broker === broker);
+    const known = !at.unreachable.includes(broker);
+    return { broker, queues: known ? queues.length : null, messages: known ? queues.reduce((sum, one) => sum + one.messages, 0) : null };
+  });
+  const columns = [
+    { label: "Broker", cell: (row) => row.broker },
+    { label: "Queues", num: true, cell: (row) => count(row.queues) },
+    { label: "Messages", num: true, cell: (row) => count(row.messages) },
+  ];
   ask(
     `Delete ${name}?`,
-    h("p", {}, "The topic is deleted from all brokers with all of its messages. This can't be undone."),
+    h(
+      "div",
+      { class: "stack", id: "affected" },
+      h("p", {}, `The topic is deleted from all brokers, with ${at.messages === null ? "all of its messages" : counted(at.messages, "message")}. This can't be undone.`),
+      h("div", { class: "panel" }, table(columns, rows, { cards: false, key: (row) => row.broker })),
+      at.groups.length > 0 && note("warn", `${at.groups.length === 1 ? "This group consumes" : "These groups consume"} it: ${at.groups.map((one) => `${one.name}${one.lag ? ` (${counted(one.lag, "message")} not consumed yet)` : ""}`).join(", ")}.`),
+      at.unreachable.length > 0 && note("warn", `${at.unreachable.join(", ")} can't be reached and keeps the topic.`),
+    ),
     "Delete",
     async () => {
       await del(`/topics/${part(name)}`, { confirm: name });

@@ -51,7 +51,7 @@ function listPanel(found, at, change) {
     return panel(null, empty("There are no topics here", "A producer creates its topic with the first message, or create one now."));
   }
   const columns = [
-    { label: "Topic", sort: "name", cell: (row) => [h("a", { class: "name", href: `/topics/${part(row.name)}` }, row.name), row.perm !== "rw" && [" ", badge(permText(row.perm), "warn")]] },
+    { label: "Topic", sort: "name", cell: (row) => [h("a", { class: "name", href: `/topics/${part(row.name)}` }, row.name), row.differs.length > 0 ? [" ", badge("brokers differ", "warn")] : row.perm !== "rw" && [" ", badge(permText(row.perm), "warn")]] },
     { label: "Type", sort: "type", cell: (row) => (row.type === "UNSPECIFIED" ? unknown("not specified") : badge(row.type.toLowerCase())) },
     { label: "Queues", sort: "queues", num: true, cell: (row) => count(row.queues) },
     { label: "Messages", sort: "messages", num: true, cell: (row) => [count(row.messages), row.partial && badge("partial", "warn")] },

@@ -2,7 +2,7 @@
 
 import { part } from "../api.js";
 import { h, show } from "../dom.js";
-import { ago, count, countText, timeText } from "../format.js";
+import { ago, agoFigure, count, countText, timeText } from "../format.js";
 import { badge, empty, note, panel, stat, table } from "../ui.js";
 
 export default async function transactions(page) {
@@ -16,7 +16,7 @@ export default async function transactions(page) {
     show(
       stats,
       stat("Open half messages", countText(at.rows.length), { note: "without an outcome", id: "open" }),
-      stat("Oldest", at.rows.length ? ago(at.rows[0].born_ms) : "none", { note: at.rows.length > 0 && timeText(at.rows[0].born_ms) }),
+      stat("Oldest", at.rows.length ? agoFigure(at.rows[0].born_ms) : "none", { note: at.rows.length > 0 && timeText(at.rows[0].born_ms) }),
       stat("Producer groups", String(Object.keys(at.producers).length), { note: "are asked for the outcome" }),
     );
     show(
@@ -42,5 +42,5 @@ function view(at) {
     { label: "Checks", num: true, cell: (row) => count(row.checks) },
     { label: "Broker", cell: (row) => row.broker },
   ];
-  return panel(null, table(columns, at.rows, { key: (row) => row.id }), { foot: "A half message without an outcome is rolled back after the number of checks that its broker sets (transactionCheckMax; Penstock's default is 5)." });
+  return panel(null, table(columns, at.rows, { key: (row) => row.id }), { foot: "A half message without an outcome is never delivered after the number of checks that its broker sets (transactionCheckMax): Penstock rolls it back after 5 checks, Apache's brokers give it up after 15, unless they are configured differently." });
 }
