@@ -135,22 +135,20 @@ def create(
                 brokers=brokers,
             )
 
-    async def plan() -> list[str]:
+    async def plan() -> "setting_changes.ChangePlan":
         wanted = {
             "read_queues": queues if read_queues is None else read_queues,
             "write_queues": queues if write_queues is None else write_queues,
             "perm_text": perm,
-            "message_type": message_type,
             "order": order,
         }
         given = {setting: value for setting, value in wanted.items() if value is not None}
         async with cluster.admin() as admin:
             return await setting_changes.topic_changes(
-                admin, name, given, cluster=in_cluster, brokers=brokers
+                admin, name, given, changes, cluster=in_cluster, brokers=brokers
             )
 
-    if not yes and setting_changes.somebody_is_there():
-        setting_changes.confirm_changes(f"topic {name}", run(plan()))
+    setting_changes.confirm_changes(f"topic {name}", run(plan()), yes=yes)
     info = run(work())
     if as_json:
         print_json(_topic_json(info))

@@ -11,8 +11,21 @@ import click
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
-def confirm(text: str = "Continue?", *, yes: bool) -> None:
-    """Ask, unless `yes`; raises click.Abort after No, and UsageError without an answer."""
+class Declined(click.Abort):
+    """The answer was no; the text says what was not done."""
+
+
+class NoAnswer(click.ClickException):
+    """There is nobody to answer the question; an exit code as for wrong usage."""
+
+    exit_code = 2
+
+
+def confirm(text: str = "Continue?", *, yes: bool, unchanged: str = "nothing was changed") -> None:
+    """Ask, unless `yes`; raises Declined after No, and NoAnswer without an answer.
+
+    `unchanged` says what the command has not done then.
+    """
     if yes:
         return
     try:
@@ -21,9 +34,9 @@ def confirm(text: str = "Continue?", *, yes: bool) -> None:
         if sys.stdin is not None and sys.stdin.isatty():
             raise
         click.echo(err=True)
-        raise click.UsageError(
-            "there is no terminal to ask for confirmation; nothing was changed. Add --yes to run "
-            "the command without a question"
+        raise NoAnswer(
+            f"there is no terminal to ask for confirmation; {unchanged}. Add --yes to run the "
+            "command without a question"
         ) from None
     if not answer:
-        raise click.Abort
+        raise Declined(unchanged)

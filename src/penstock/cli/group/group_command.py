@@ -123,15 +123,14 @@ def create(
         async with cluster.admin() as admin:
             return await admin.create_group(name, cluster=in_cluster, brokers=brokers, **changes)
 
-    async def plan() -> list[str]:
+    async def plan() -> "setting_changes.ChangePlan":
         async with cluster.admin() as admin:
             groups = {one.name: one for one in await admin.groups(system=True)}
             return await setting_changes.group_changes(
                 admin, groups.get(name), changes, cluster=in_cluster, brokers=brokers
             )
 
-    if not yes and setting_changes.somebody_is_there():
-        setting_changes.confirm_changes(f"group {name}", run(plan()))
+    setting_changes.confirm_changes(f"group {name}", run(plan()), yes=yes)
     info = run(work())
     if as_json:
         print_json(group_text.group_json(info))

@@ -58,7 +58,11 @@ def plan_and_send(
         if as_json:
             print_json(_report_json(None, plan))
         return 0
-    confirm(f"Send {messages_text(len(plan.items))} to {_targets(plan)}?", yes=yes)
+    confirm(
+        f"Send {messages_text(len(plan.items))} to {_targets(plan)}?",
+        yes=yes,
+        unchanged="nothing was sent",
+    )
     report = run(_send(cluster, plan, rate))
     if as_json:
         print_json(_report_json(report, plan))

@@ -3,6 +3,10 @@
 import shlex
 from datetime import datetime
 
+from penstock.plurals import count_text
+
+__all__ = ["command_line", "count_text", "duration_text", "moment_text"]
+
 
 def duration_text(ms: int) -> str:
     """A duration with its two largest units: `450 ms`, `12 s`, `3 min 20 s`, `2 h 5 min`."""
@@ -23,11 +27,6 @@ def duration_text(ms: int) -> str:
 def moment_text(ms: int) -> str:
     """A time in local time."""
     return datetime.fromtimestamp(ms / 1000).isoformat(" ", "seconds")
-
-
-def count_text(count: int, singular: str) -> str:
-    """A number with its noun."""
-    return f"{count:,} {singular}" + ("" if count == 1 else "s")
 
 
 def command_line(*words: str) -> str:
