@@ -91,7 +91,7 @@ def test_definitions_travel_and_a_second_import_changes_nothing(
     ).stderr  # fmt: skip
     assert "127.0.0.1" in sent, "the password is right, but the rule is for another network"
 
-    target("topic", "create", "orders", "--perm", "r", "-b", "east")
+    target("topic", "create", "orders", "--perm", "r", "-b", "east", "--yes")
     changed = target("import", "-", "--yes", stdin=file.read_text())
     assert "change  topic  orders  east   perm r → rw" in changed.stdout
     assert "made 1 changes, 0 failed" in changed.stdout

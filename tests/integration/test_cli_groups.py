@@ -30,7 +30,7 @@ def test_create_change_list_and_delete_a_group(run: Penstock) -> None:
     assert made.splitlines() == [
         f"group life is on {name}: 3 retries, orderly, enabled" for name in ("broker-a", "broker-b")
     ]
-    flags = ("--no-orderly", "--disable", "-b", "broker-b", "--json")
+    flags = ("--no-orderly", "--disable", "-b", "broker-b", "--json", "--yes")
     changed = json_kit.check("group create", run("group", "create", "life", *flags).stdout)
     assert changed["brokers"]["broker-b"]["retries_max"] == 3
     assert changed["brokers"]["broker-b"]["orderly"] is False
@@ -129,6 +129,7 @@ def test_offsets_of_single_queues_and_clones(up: Up, run: Penstock) -> None:
 
 def test_members_of_a_running_group(up: Up, run: Penstock) -> None:
     run("topic", "create", "joined", "--queues", 1)
+    run("group", "create", "joiners")
     assert run("group", "members", "joiners").stdout == "no connected members\n"
     with Consumer(up.address, group="joiners", start_at="first") as consumer:
 

@@ -8,6 +8,7 @@ from penstock.cli.confirmation import setting_changes
 from penstock.cli.confirmation.confirm import confirm, yes_option
 from penstock.cli.group import group_text
 from penstock.cli.group.group_reset import clone, reset, undo
+from penstock.cli.known_names import find_group
 from penstock.cli.name_completion import group_names, topic_names
 from penstock.cli.remote import ClusterOptions, cluster_options, json_option, print_json, run
 
@@ -170,7 +171,10 @@ def members(cluster: ClusterOptions, name: str, as_json: bool) -> None:
 
     async def work() -> "GroupMembers":
         async with cluster.admin() as admin:
-            return await admin.members(name)
+            found = await admin.members(name)
+            if not found.members and not found.unreachable:
+                await find_group(admin, name)
+            return found
 
     found = run(work())
     if as_json:
@@ -202,26 +206,6 @@ def delete(
         group_text.print_deletion(run(plan()), keep_offsets=keep_offsets)
         confirm(f"Delete the group {name}?", yes=yes)
     print(f"deleted group {name} on {', '.join(run(work()))}")
-
-
-async def find_group(admin: "AsyncAdmin", name: str) -> "GroupInfo":
-    """The settings of a group; raises GroupNotExist.
-
-    It reads the whole list, because Apache's broker creates a group that is queried alone.
-    """
-    from difflib import get_close_matches
-
-    from penstock.errors import GroupNotExist
-
-    groups = {info.name: info for info in await admin.groups(system=True)}
-    if name not in groups:
-        similar = get_close_matches(name, groups, 3)
-        raise GroupNotExist(
-            f"no broker has the group {name!r}"
-            + (f" (similar groups: {', '.join(similar)})" if similar else ""),
-            hint="check its name and namespace; penstock group list shows the groups",
-        )
-    return groups[name]
 
 
 async def _loads(admin: "AsyncAdmin", groups: "list[GroupInfo]") -> "dict[str, Load]":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from penstock.cli.confirmation.confirm import confirm, yes_option
+from penstock.cli.known_names import check_topic, find_group
 from penstock.cli.name_completion import group_names, topic_names
 from penstock.cli.remote import (
     ClusterOptions,
@@ -73,6 +74,8 @@ def reset(
     target = read_target(to, offsets, topic)
 
     async def plan(admin: "AsyncAdmin") -> "ResetPlan":
+        await check_topic(admin, topic)
+        await find_group(admin, name)
         return await admin.plan_reset(name, topic, target)
 
     return _change(cluster, plan, yes=yes, dry_run=dry_run, as_json=as_json)
@@ -96,6 +99,9 @@ def clone(
     """Give the group NAME the offsets of the group SOURCE in a topic."""
 
     async def plan(admin: "AsyncAdmin") -> "ResetPlan":
+        await check_topic(admin, topic)
+        for group in (source, name):
+            await find_group(admin, group)
         return await admin.plan_clone(source, name, topic)
 
     return _change(cluster, plan, yes=yes, dry_run=dry_run, as_json=as_json)

@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from penstock.cli.known_names import find_group
 from penstock.cli.messages.message_text import (
     BODY_FORMATS,
     MESSAGE_HEADS,
@@ -56,7 +57,10 @@ class DeadLetterSelection:
         if self.ids and (self.key or self.since or self.until):
             raise click.UsageError("--id can't be used with --key, --since or --until")
         given = {name: value for name, value in asdict(self).items() if value is not None}
-        return await select_dead_letters(admin, group, **given)
+        found = await select_dead_letters(admin, group, **given)
+        if not found.messages and not found.is_incomplete:
+            await _check_group(admin, group)
+        return found
 
 
 def _selection(command: F) -> F:
@@ -125,7 +129,7 @@ def show(cluster: ClusterOptions, group: str, message_id: str, form: str, as_jso
     found = run(_select(cluster, group, DeadLetterSelection(ids=(message_id,))))
     if not found.messages:
         print_partial(found.partial)
-        return NOT_KNOWN if len(found.partial) > 1 else NO
+        return NOT_KNOWN if found.is_incomplete else NO
     letter = found.messages[-1]
     if as_json:
         print_json(stored_json(letter))
@@ -200,6 +204,17 @@ def export(
     click.echo(f"exported {len(found.messages):,} dead letters of {group}", err=True)
     print_partial(found.partial)
     return 0
+
+
+async def _check_group(admin: "AsyncAdmin", group: str) -> None:
+    """Exit with the code of "not found" if there is no such group."""
+    from penstock.errors import GroupNotExist
+
+    try:
+        await find_group(admin, group)
+    except GroupNotExist as error:
+        click.echo(f"penstock: {error.remark()}", err=True)
+        raise click.exceptions.Exit(NO) from None
 
 
 async def _select(

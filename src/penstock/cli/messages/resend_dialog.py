@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from penstock.cli.confirmation.confirm import confirm
+from penstock.cli.known_names import find_group
 from penstock.cli.messages.message_text import one_line
-from penstock.cli.query_options import print_partial
+from penstock.cli.query_options import NO, NOT_KNOWN, YES, print_partial
 from penstock.cli.remote import ClusterOptions, json_option, print_json, print_table, run
 from penstock.cli.terminal import size_text, time_text
 
@@ -51,13 +52,15 @@ def plan_and_send(
     print_partial(found.partial)
     if as_json and dry_run:
         print_json(_plan_json(plan, found))
-        return 0
-    if not as_json:
+    elif not as_json:
         _print_plan(plan, dry_run=dry_run)
-    if dry_run or not plan.items:
-        if as_json:
-            print_json(_report_json(None, plan))
-        return 0
+    elif not plan.items:
+        print_json(_report_json(None, plan))
+    if not plan.items:
+        click.echo(f"penstock: there is nothing to send; {found.how}", err=True)
+        return NOT_KNOWN if found.is_incomplete else NO
+    if dry_run:
+        return _found_code(found)
     confirm(
         f"Send {messages_text(len(plan.items))} to {_targets(plan)}?",
         yes=yes,
@@ -68,7 +71,12 @@ def plan_and_send(
         print_json(_report_json(report, plan))
     else:
         _print_report(report)
-    return 1 if report.failed or len(report.sent) < len(plan.items) else 0
+    return 1 if report.failed or len(report.sent) < len(plan.items) else _found_code(found)
+
+
+def _found_code(found: "SearchResult") -> int:
+    """Whether everything that was asked for by its id was found."""
+    return NO if found.missing else YES
 
 
 async def _plan(
@@ -80,6 +88,8 @@ async def _plan(
 
     async with cluster.admin() as admin:
         found = await select(admin)
+        if group is not None:
+            await find_group(admin, group)
         return found, await plan_resend(admin, found.messages, group=group)
 
 

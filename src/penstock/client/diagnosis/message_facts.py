@@ -38,7 +38,8 @@ def _message(e: MessageEvidence) -> Fact:
     if at is not None:
         text = f"{at.text} on {moment_text(at.store_ms)}"
         if e.copies > 1:
-            text += f"; {e.copies} messages have this id, this is the newest"
+            by = "key" if e.wanted in at.keys and e.wanted != at.unique_id else "id"
+            text += f"; {e.copies} messages have this {by}, this is the newest"
         return Fact(FactKind.MESSAGE, OK, f"The message was stored at {text}.", at.json())
     if e.half is not None:
         ends = {True: "it was rolled back", False: "it is neither committed nor rolled back"}

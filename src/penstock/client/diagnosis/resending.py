@@ -12,7 +12,7 @@ is executed twice sends everything twice. Dead letters stay in their topic.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from penstock.client.admin.admin_resend import origin_topic
@@ -131,7 +131,8 @@ async def select_dead_letters(
     topic = DLQ_TOPIC_PREFIX + group
     if await admin.session.find_route(admin.session.with_namespace(topic)) is None:
         missing = tuple(f"the dead letter {one} was not found" for one in ids)
-        return SearchResult((), f"{group} has no dead letter topic", (topic,), missing)
+        how = f"{group} has no dead letter topic"
+        return SearchResult((), how, (topic,), missing, missing)
     if ids and (key is not None or since or until):
         raise InvalidParameter(
             "ids are given with a key or a time range", hint="give ids, or conditions"
@@ -149,7 +150,7 @@ async def select_dead_letters(
     else:
         found = await _pages(admin, topic, since, until, tags, count_max)
     chosen = tuple(m for m in found.messages if wanted is None or m.tags in wanted)
-    return SearchResult(chosen, found.how, found.topics, found.partial)
+    return replace(found, messages=chosen)
 
 
 async def select_messages(
@@ -171,11 +172,12 @@ async def select_messages(
     )
     wanted = split_tags(tags)
     chosen = tuple(m for m in found.messages if wanted is None or m.tags in wanted)
-    return SearchResult(chosen, found.how, found.topics, found.partial)
+    return replace(found, messages=chosen)
 
 
 async def _by_ids(admin: AsyncAdmin, topic: str, ids: Sequence[str]) -> SearchResult:
     problems: dict[str, None] = {}
+    missing: list[str] = []
     chosen: dict[tuple[str, int], ReceivedMessage] = {}
 
     async def one(text: str) -> list[ReceivedMessage]:
@@ -192,11 +194,12 @@ async def _by_ids(admin: AsyncAdmin, topic: str, ids: Sequence[str]) -> SearchRe
 
     for text, messages in zip(ids, await admin.for_each(list(ids), one), strict=True):
         if not messages:
-            problems[f"the dead letter {text} was not found"] = None
+            missing.append(f"the dead letter {text} was not found")
         for message in messages:
             chosen[message.broker_name, message.physical_offset] = message
     ordered = tuple(sorted(chosen.values(), key=lambda m: m.store_ms))
-    return SearchResult(ordered, f"searched {topic} by ids", (topic,), tuple(problems))
+    how, partial = f"searched {topic} by ids", (*problems, *missing)
+    return SearchResult(ordered, how, (topic,), partial, tuple(missing))
 
 
 async def _pages(

@@ -24,13 +24,15 @@ from penstock.client.admin.async_admin import AsyncAdmin, BrokerAddress, TopicKi
 from penstock.client.diagnosis.references import QueuePlace, read_offset_id, read_place
 from penstock.client.diagnosis.wording import count_text
 from penstock.client.received_message import ReceivedMessage
-from penstock.errors import InvalidParameter, PenstockError
+from penstock.errors import InvalidParameter, NoRoute, PenstockError
+from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import (
     PROPERTY_REAL_TOPIC,
     TOPIC_ROCKSDB_TRANS_HALF,
     TOPIC_SCHEDULE,
     TOPIC_TIMER,
     TOPIC_TRANS_HALF,
+    is_internal_topic,
 )
 
 TOPICS_MAX = 1_000
@@ -50,10 +52,17 @@ class SearchResult:
     """The topics that were searched."""
     partial: tuple[str, ...] = ()
     """What could not be searched; each a sentence. Empty: the search was complete."""
+    missing: tuple[str, ...] = ()
+    """Those sentences of `partial` that only say that something given does not exist."""
 
     @property
     def is_partial(self) -> bool:
         return bool(self.partial)
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether anything could not be searched."""
+        return not set(self.partial) <= set(self.missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +139,26 @@ async def find_messages(
 
 async def _at_place(admin: AsyncAdmin, place: QueuePlace) -> SearchResult:
     queue = place.queue
+    if not is_internal_topic(queue.topic):
+        await _check_broker(admin, queue)
     message = await admin.message_at(queue, place.offset)
     how = f"read offset {place.offset} of queue {queue.queue_id} of {queue.topic}"
     how += f" on {queue.broker_name}"
     return SearchResult(() if message is None else (message,), how, (queue.topic,))
+
+
+async def _check_broker(admin: AsyncAdmin, queue: MessageQueue) -> None:
+    """Raise NoRoute for a topic or a broker that does not exist."""
+    names = {broker.name for broker in await admin.brokers()}
+    if queue.broker_name in names:
+        return
+    names |= set((await admin.route(queue.topic)).brokers)
+    if queue.broker_name not in names:
+        known = ", ".join(sorted(names)) or "none"
+        raise NoRoute(
+            f"there is no broker {queue.broker_name!r} (brokers: {known})",
+            hint="check the place; it is written TOPIC/BROKER/QUEUE@OFFSET",
+        )
 
 
 async def _by_id_or_key(

@@ -1,11 +1,15 @@
 """Durations, times, counts and command lines as text."""
 
 import shlex
+from collections.abc import Iterable
 from datetime import datetime
 
 from penstock.plurals import count_text
 
-__all__ = ["command_line", "count_text", "duration_text", "moment_text"]
+__all__ = ["command_line", "count_text", "duration_text", "moment_text", "similar_text"]
+
+
+SIMILAR_MAX = 3
 
 
 def duration_text(ms: int) -> str:
@@ -27,6 +31,14 @@ def duration_text(ms: int) -> str:
 def moment_text(ms: int) -> str:
     """A time in local time."""
     return datetime.fromtimestamp(ms / 1000).isoformat(" ", "seconds")
+
+
+def similar_text(noun: str, name: str, known: Iterable[str]) -> str:
+    """The most similar of the known names, in brackets; empty if there is none."""
+    from difflib import get_close_matches
+
+    similar = get_close_matches(name, list(known), SIMILAR_MAX)
+    return f" (similar {noun}: {', '.join(similar)})" if similar else ""
 
 
 def command_line(*words: str) -> str:
