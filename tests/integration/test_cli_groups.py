@@ -114,12 +114,19 @@ def test_offsets_of_single_queues_and_clones(up: Up, run: Penstock) -> None:
     send(up.address, "cloned", 6)
     consume(up.address, "cloned", "origin", 6)
     run("group", "create", "copy")
+    planned = run("group", "clone", "origin", "copy", "-t", "cloned", "--dry-run")
+    assert "0 messages will be skipped" not in planned.stdout
+    assert planned.stdout.splitlines()[-1].startswith(
+        "2 queues have no offset yet: how many messages will be skipped or consumed again there is"
+    )
+    to_first = ("group", "reset", "copy", "-t", "cloned", "--to", "first", "--dry-run", "--json")
+    assert json_kit.check("group reset", run(*to_first).stdout)["unknown_queues"] == 2
     run("group", "clone", "origin", "copy", "-t", "cloned", "--yes")
     assert offsets(run, "copy", "cloned") == {("broker-a", 0): 3, ("broker-b", 0): 3}
     listed = run("group", "undo", "--list", "--json").stdout
     assert json.loads(listed) == [], "queues without an offset can't be restored"
     changed = run("group", "reset", "copy", "--topic", "cloned", "--offset", "broker-b/0=2", "-y")
-    assert "changed the offsets of 1 queues" in changed.stdout
+    assert "changed the offsets of 1 queue of" in changed.stdout
     assert offsets(run, "copy", "cloned") == {("broker-a", 0): 3, ("broker-b", 0): 2}
     error = run("group", "reset", "copy", "-t", "cloned", "--offset", "broker-b/0=9", code=1).stderr
     assert "has the offsets 0 to 3, not 9" in error

@@ -143,7 +143,10 @@ class BenchReport:
         if self.delivery is not None and self.delivery.lost:
             yield f"{self.delivery.lost:,} acknowledged messages did not arrive in time."
         if self.messages == 0:
-            yield "No message counted. Give a longer --duration, or look at the errors."
+            if self.workload.mode == "consume":
+                yield "No message arrived. Check that the topic has messages for this group."
+            else:
+                yield "No message counted. Give a longer --duration, or look at the errors."
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON form."""

@@ -123,6 +123,9 @@ class OffsetChange(JsonValue):
     moves: list[OffsetMove]
     skipped: Annotated[int, doc("messages that are not consumed")]
     repeated: Annotated[int, doc("messages that are consumed again")]
+    unknown_queues: Annotated[
+        int, doc("queues without an offset before: `skipped` and `repeated` do not include them")
+    ]
     live: Annotated[list[str], doc("brokers whose connected consumers move with their next pull")]
     failed: list[OffsetFailure]
     undo: Annotated[str | None, doc("name of the plan for `penstock group undo`")]

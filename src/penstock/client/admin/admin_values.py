@@ -286,13 +286,18 @@ class ResetPlan:
 
     @property
     def skipped(self) -> int:
-        """The number of messages that will be skipped."""
+        """The number of messages that will be skipped, without the `unknown` queues."""
         return sum(max(move.skipped or 0, 0) for move in self.moves)
 
     @property
     def repeated(self) -> int:
         """The number of messages that will be consumed again."""
         return sum(max(-(move.skipped or 0), 0) for move in self.moves)
+
+    @property
+    def unknown(self) -> int:
+        """The number of queues without a committed offset, in which the effect is not known."""
+        return sum(move.old is None for move in self.moves)
 
 
 @dataclass(frozen=True, slots=True)
