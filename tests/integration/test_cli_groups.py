@@ -151,7 +151,7 @@ def test_members_of_a_running_group(up: Up, run: Penstock) -> None:
         assert "subscribes to joined: a || b (TAG)" in text
         assert shown["members"][0]["client_id"] in text
         refused = run("group", "delete", "joiners", stdin="n\n", code=130).stderr
-        assert "1 clients are connected" in refused
+        assert "1 client is connected" in refused
 
 
 # --- shell completion

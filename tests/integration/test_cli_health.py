@@ -76,7 +76,7 @@ def test_check_lag_and_dead_letters(site: Site) -> None:
     run("topic", "create", "%DLQ%laggards", "--queues", 1)
     send(names, "%DLQ%laggards", 1)
     text = run("check", "--dead-letters-warning", 0, *wide, code=1).stdout
-    assert "the group laggards has 1 dead letters" in text
+    assert "the group laggards has 1 dead letter" in text
     missing = run("check", "--lag-warning", 99, "-g", "nobody", *wide, code=3).stdout
     assert missing.startswith("UNKNOWN - there is no group nobody | ")
 

@@ -186,7 +186,7 @@ def test_dead_letters_are_listed_shown_and_exported(shop: Shop, tmp_path: Path) 
     assert missing == "penstock: incomplete: the dead letter missing was not found\n"
     file = tmp_path / "letters"
     said = run(shop.up.address, "dlq", "export", GROUP, "-o", file).stderr
-    assert said == f"exported 1 dead letters of {GROUP}\n"
+    assert said == f"exported 1 dead letter of {GROUP}\n"
     assert json_kit.check("dlq export", file.read_text()) == [letter]
     run(shop.up.address, "group", "create", "flawless")
     nothing = run(shop.up.address, "dlq", "list", "flawless").stdout

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.confirmation.confirm import confirm, yes_option
+from penstock.cli.confirmation.confirm import ask_secret, confirm, yes_option
 from penstock.cli.contexts.context_file import (
     FLAGS,
     SECRETS,
@@ -52,7 +52,7 @@ def add(name: str, select: bool, **given: Any) -> None:
     if not name or not name.isprintable():
         raise click.UsageError("the name of a context must consist of printable characters")
     if given["access_key"] and given["secret_key"] is None:
-        given["secret_key"] = click.prompt("Secret key", hide_input=True, err=True)
+        given["secret_key"] = ask_secret("Secret key", "--secret-key")
     known = read_contexts()
     values: Values = dict(known.contexts.get(name, {}))
     for key, value in given.items():
@@ -80,6 +80,9 @@ def list_contexts(as_json: bool) -> None:
     chosen = _chosen_name()
     if as_json:
         print_json([ContextRow.of(name, chosen, known.contexts[name]) for name in known.contexts])
+        return
+    if not known.contexts:
+        print("there is no context\nnext: penstock context add NAME -n HOST:PORT")
         return
     rows = [
         (

@@ -121,6 +121,9 @@ def list_rules(brokers: BrokerOptions, part: str, resource: str, as_json: bool) 
     rows = _rows(fastjson.decode(body, list[AclInfo]) if body else [])
     if as_json:
         print_json(rows)
+    elif not rows:
+        print("there is no access rule" + (" that matches" if ext else ""))
+        print("next: penstock acl grant --help")
     else:
         print_table(_HEADS, [list(row.values()) for row in rows])
 

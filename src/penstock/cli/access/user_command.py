@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.access.acl_command import print_rules
-from penstock.cli.confirmation.confirm import confirm, yes_option
+from penstock.cli.confirmation.confirm import ask_secret, confirm, yes_option
 from penstock.cli.remote import BrokerOptions, broker_options, json_option, print_json, print_table
 
 if TYPE_CHECKING:
@@ -32,20 +32,16 @@ def user() -> None:
 @user.command()
 @broker_options
 @click.argument("name")
-@click.option(
-    "--password",
-    prompt=True,
-    hide_input=True,
-    confirmation_prompt=True,
-    help="Password, which is also the secret key. Prompted for if omitted.",
-)
+@click.option("--password", help="Password, which is also the secret key. Prompted for if omitted.")
 @click.option("--super", "is_super", is_flag=True, help="Create a super user.")
-def create(brokers: BrokerOptions, name: str, password: str, is_super: bool) -> None:
+def create(brokers: BrokerOptions, name: str, password: str | None, is_super: bool) -> None:
     """Create a user."""
     from penstock.wire import fastjson
     from penstock.wire.bodies.cluster_bodies import UserInfo
     from penstock.wire.codes import RequestCode
 
+    if password is None:
+        password = ask_secret("Password", "--password", repeat=True)
     info = UserInfo(username=name, password=password, user_type="Super" if is_super else "Normal")
     body = fastjson.encode(info)
     for address, _ in brokers.ask_each(RequestCode.AUTH_CREATE_USER, {"username": name}, body):
@@ -132,7 +128,26 @@ def list_users(brokers: BrokerOptions, part: str, show_password: bool, as_json: 
 
     body = brokers.ask_first(RequestCode.AUTH_LIST_USER, {"filter": part} if part else {})
     users = fastjson.decode(body, list[UserInfo]) if body else []
+    if not users and not as_json:
+        print("there is no user" + (f" whose name contains {part!r}" if part else ""))
+        _print_access_control(brokers)
+        return
     _print(users, show_password=show_password, as_json=as_json)
+
+
+def _print_access_control(brokers: BrokerOptions) -> None:
+    """Say whether the first broker checks requests, if it tells."""
+    from penstock.errors import PenstockError
+    from penstock.wire.codes import RequestCode
+    from penstock.wire.java_properties import parse_properties
+
+    try:
+        settings = parse_properties(brokers.ask_first(RequestCode.GET_BROKER_CONFIG, {}))
+    except PenstockError:
+        settings = {}
+    if settings.get("authenticationEnabled") == "false":
+        print("access control is off: the broker accepts all requests (authenticationEnabled)")
+    print("next: penstock user create NAME")
 
 
 def _print(users: "list[UserInfo]", *, show_password: bool, as_json: bool) -> None:

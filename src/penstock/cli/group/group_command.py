@@ -58,6 +58,9 @@ def list_groups(
     groups, loads = run(work())
     if as_json:
         print_json([group_text.row_json(info, loads.get(info.name)) for info in groups])
+    elif not groups:
+        print("there is no group" + ("" if in_cluster is None else f" in the cluster {in_cluster}"))
+        print("a consumer creates its group when it starts; or: penstock group create NAME")
     else:
         group_text.print_groups(groups, loads, with_lag=with_lag)
 

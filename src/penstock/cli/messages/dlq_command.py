@@ -27,6 +27,7 @@ from penstock.cli.remote import (
     print_table,
     run,
 )
+from penstock.plurals import count_text
 
 if TYPE_CHECKING:
     from penstock.client.admin.async_admin import AsyncAdmin
@@ -201,7 +202,7 @@ def export(
     found = run(_select(cluster, group, selection))
     for letter in found.messages:
         output.write(json_text(stored_json(letter)) + "\n")
-    click.echo(f"exported {len(found.messages):,} dead letters of {group}", err=True)
+    click.echo(f"exported {count_text(len(found.messages), 'dead letter')} of {group}", err=True)
     print_partial(found.partial)
     return 0
 

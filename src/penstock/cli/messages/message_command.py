@@ -24,6 +24,7 @@ from penstock.cli.remote import (
     print_table,
     run,
 )
+from penstock.plurals import count_text
 
 if TYPE_CHECKING:
     from penstock.client.admin.async_admin import AsyncAdmin
@@ -246,7 +247,9 @@ async def _find_all(
         if not matching:
             missing.append(f"{text} was not found")
         if len(matching) > 1:
-            click.echo(f"penstock: {text} is a key of {len(matching):,} messages", err=True)
+            click.echo(
+                f"penstock: {text} is a key of {count_text(len(matching), 'message')}", err=True
+            )
         partial += found.partial
         messages += matching
     how = "searched each of them"

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from penstock.plurals import count_text
+
 if TYPE_CHECKING:
     from penstock.client.received_message import ReceivedMessage
 
@@ -142,7 +144,7 @@ def message_details(message: "ReceivedMessage", form: str) -> str:
         "tag": message.tags or "-",
         "keys": " ".join(message.keys) or "-",
         "redeliveries": str(message.reconsume_times),
-        "body": f"{len(message.body):,} bytes",
+        "body": count_text(len(message.body), "byte"),
     }
     width = max(map(len, fields)) + 1
     rows = [f"{name + ':':<{width}} {one_line(value)}" for name, value in fields.items()]

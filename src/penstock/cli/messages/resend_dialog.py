@@ -11,6 +11,7 @@ from penstock.cli.messages.message_text import one_line
 from penstock.cli.query_options import NO, NOT_KNOWN, YES, print_partial
 from penstock.cli.remote import ClusterOptions, json_option, print_json, print_table, run
 from penstock.cli.terminal import size_text, time_text
+from penstock.plurals import count_text
 
 if TYPE_CHECKING:
     from penstock.client.admin.async_admin import AsyncAdmin
@@ -62,7 +63,7 @@ def plan_and_send(
     if dry_run:
         return _found_code(found)
     confirm(
-        f"Send {messages_text(len(plan.items))} to {_targets(plan)}?",
+        f"Send {count_text(len(plan.items), 'message')} to {_targets(plan)}?",
         yes=yes,
         unchanged="nothing was sent",
     )
@@ -106,11 +107,6 @@ async def _send(cluster: ClusterOptions, plan: "ResendPlan", rate: float | None)
             return await resend(admin, plan, rate=rate, progress=show)
 
 
-def messages_text(count: int) -> str:
-    """A number of messages."""
-    return "1 message" if count == 1 else f"{count:,} messages"
-
-
 def _targets(plan: "ResendPlan") -> str:
     return ", ".join(f"{topic} ({count:,})" for topic, count in plan.targets.items())
 
@@ -118,7 +114,7 @@ def _targets(plan: "ResendPlan") -> str:
 def _print_plan(plan: "ResendPlan", *, dry_run: bool) -> None:
     items = plan.items
     whose = "all groups of the topic" if plan.group is None else f"the group {plan.group} only"
-    print(f"plan: send {messages_text(len(items))} ({size_text(plan.bytes)}) to {whose}")
+    print(f"plan: send {count_text(len(items), 'message')} ({size_text(plan.bytes)}) to {whose}")
     if items:
         print()
         rows = [
@@ -144,7 +140,7 @@ def _print_plan(plan: "ResendPlan", *, dry_run: bool) -> None:
 
 def _print_report(report: "ResendReport") -> None:
     seconds = report.spent_ms / 1000
-    print(f"sent {messages_text(len(report.sent))} in {seconds:.2f} s", end="")
+    print(f"sent {count_text(len(report.sent), 'message')} in {seconds:.2f} s", end="")
     print(f"; {len(report.failed):,} failed, {len(report.skipped):,} skipped")
     for failure in report.failed[:SHOWN_MAX]:
         print(f"failed {failure.item.place.message_id}: {one_line(failure.error.remark())}")

@@ -18,6 +18,7 @@ import click
 from penstock.cli.name_completion import topic_names
 from penstock.cli.remote import ClusterOptions, cluster_options, json_option, run
 from penstock.cli.times import to_duration, to_time
+from penstock.plurals import count_text
 
 if TYPE_CHECKING:
     from penstock.client.messages import Message, SendReceipt
@@ -167,19 +168,20 @@ async def _send(cluster: ClusterOptions, group: str, job: SendJob, *, as_json: b
                 if as_json:
                     print(json.dumps(_as_json(receipt)), flush=True)
         except PenstockError as error:
-            were_sent = "1 message was sent" if total == 1 else f"{total:,} messages were sent"
-            before = f"{were_sent}, then: " if total else ""
+            were = "was" if total == 1 else "were"
+            before = f"{count_text(total, 'message')} {were} sent, then: " if total else ""
             raise type(error)(before + error.message, hint=error.hint) from None
     if as_json:
         return 0
     if total == 1:
         print(_as_text(sent[0]))
     else:
-        print(f"sent {total:,} messages to {job.topic} in {time.monotonic() - began:.2f} s")
+        spent_s = time.monotonic() - began
+        print(f"sent {count_text(total, 'message')} to {job.topic} in {spent_s:.2f} s")
         if degraded:
             print(
-                f"warning: the broker reported reduced durability for {degraded:,} messages; "
-                "--json shows the status of each"
+                "warning: the broker reported reduced durability for "
+                f"{count_text(degraded, 'message')}; --json shows the status of each"
             )
     return 0
 

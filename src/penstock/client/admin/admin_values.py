@@ -17,6 +17,11 @@ MESSAGE_TYPE = "message.type"
 """The attribute with the type of messages that a topic accepts."""
 
 
+def perm_text(perm: int) -> str:
+    """A permission as `rw`, `r`, `w` or `-`."""
+    return (("r" if perm & PERM_READ else "") + ("w" if perm & PERM_WRITE else "")) or "-"
+
+
 # --- brokers -------------------------------------------------------------------------------------
 
 
@@ -110,8 +115,7 @@ class TopicSettings:
     @property
     def perm_text(self) -> str:
         """`rw`, `r`, `w` or `-`."""
-        text = ("r" if self.perm & PERM_READ else "") + ("w" if self.perm & PERM_WRITE else "")
-        return text or "-"
+        return perm_text(self.perm)
 
     @property
     def message_type(self) -> str:

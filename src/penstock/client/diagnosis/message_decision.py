@@ -240,7 +240,9 @@ def _broadcast(e: MessageEvidence) -> MessageConclusion | None:
     offsets = broadcast_offsets(e)
     behind = [who for who, offset in offsets.items() if offset is not None and offset <= at.offset]
     if behind:
-        text = f"{len(behind)} of {len(offsets)} members have not finished it: {', '.join(behind)}."
+        have = "has" if len(behind) == 1 else "have"
+        text = f"{len(behind)} of {count_text(len(offsets), 'member')} {have} not finished it:"
+        text += f" {', '.join(behind)}."
         return _disabled(e) or MessageConclusion(Verdict.WAITING, text, _explain_group(e))
     if not offsets or None in offsets.values():
         text = (

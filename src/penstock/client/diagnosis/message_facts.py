@@ -116,7 +116,8 @@ def _route(e: MessageEvidence) -> Fact | None:
         text = f"The topic {e.topic} has no read permission {where}."
         return Fact(FactKind.ROUTE, PROBLEM, text, evidence)
     if at is not None and at.queue_id >= route.read_queues:
-        text = f"Queue {at.queue_id} is not read: {e.topic} has {route.read_queues} read queues."
+        queues = count_text(route.read_queues, "read queue")
+        text = f"Queue {at.queue_id} is not read: {e.topic} has {queues}."
         return Fact(FactKind.ROUTE, PROBLEM, text, evidence)
     text = f"The topic {e.topic} is on {', '.join(route.brokers)} and can be read."
     if not route.master and at is not None:

@@ -27,6 +27,7 @@ from penstock.client.messages import MessageQueue, SendReceipt
 from penstock.client.received_message import ReceivedMessage
 from penstock.clock import pause
 from penstock.errors import InvalidParameter, PenstockError
+from penstock.plurals import count_text
 from penstock.wire.codes import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_internal_topic
 
 SELECTED_MAX = 1_000
@@ -227,7 +228,8 @@ async def _pages(
         resume = page.resume
         if resume is None:
             break
-    partial = () if resume is None else (f"only the first {count_max} messages are selected",)
+    selected = f"only the first {count_text(count_max, 'message')} of {topic} can be selected"
+    partial = () if resume is None else (selected,)
     return SearchResult(tuple(messages), f"read {topic} by store time", (topic,), partial)
 
 

@@ -214,7 +214,7 @@ async def search_indexes(
         how = f"searched the indexes of {count_text(len(topics), 'topic')}"
         if len(topics) < len(every):
             partial.append(
-                f"{len(every) - len(topics)} of {len(every)} topics were not searched: give the"
+                f"{len(every) - len(topics):,} of {len(every):,} topics were not searched: give the"
                 " topic"
             )
     internal = [*DELAY_TOPICS, *HALF_TOPICS] if ids else []
@@ -277,7 +277,9 @@ async def query_topics(
             problems[f"{name} can't be reached and was not searched"] = None
         for broker, messages in found.items:
             if len(messages) >= count_max:
-                problems[f"{broker.name} has more than {count_max} messages of {topic}"] = None
+                problems[
+                    f"{broker.name} has more than {count_text(count_max, 'message')} of {topic}"
+                ] = None
         return [message for _, messages in found.items for message in messages]
 
     parts = await admin.for_each(list(topics), one)

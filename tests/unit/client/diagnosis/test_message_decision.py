@@ -264,7 +264,7 @@ CASES: list[tuple[Verdict, dict[str, Any], str]] = [
             ),
             "committed": None,
         },
-        "1 of 2 members have not finished it: m2",
+        "1 of 2 members has not finished it: m2",
     ),
     (
         Verdict.UNKNOWN,
