@@ -5,11 +5,14 @@ import pty
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock import Admin, Message, Producer
 from penstock.plurals import count_text
+from tests import json_kit
 from tests.compat.penstock import Up
 
 PATIENCE_S = 60
@@ -164,3 +167,54 @@ def test_a_script_disables_no_group_without_yes(up: Up) -> None:
     code, text = by_a_script(up, "group", "create", "cron", "--disable", "-y")
     assert (code, enabled()) == (0, False)
     assert "consume enabled yes → no\n" in text
+
+
+# --- JSON of changes
+
+
+def decoded(up: Up, *arguments: str, config: str) -> Any:
+    """The JSON of a command, checked against its schema."""
+    done = subprocess.run(
+        command(*arguments, "--json"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env={**os.environ, "NAMESRV_ADDR": up.address, "PENSTOCK_CONFIG_DIR": config},
+    )
+    assert done.returncode == 0, done.stderr
+    return json_kit.check(" ".join(arguments[:2]), done.stdout)
+
+
+def test_deletions_and_changes_have_json(up: Up, tmp_path: Path) -> None:
+    def run(*arguments: str) -> Any:
+        return decoded(up, *arguments, config=str(tmp_path))
+
+    run("topic", "create", "gone", "--queues", "1")
+    assert run("topic", "delete", "gone", "-y") == {"topic": "gone", "brokers": ["broker-a"]}
+    run("group", "create", "gone")
+    deleted = run("group", "delete", "gone", "-y")
+    assert deleted == {"group": "gone", "brokers": ["broker-a"], "offsets_kept": False}
+    added = run("context", "add", "prod", "--access-key", "a", "--secret-key", "hidden")
+    assert (added["context"], added["in_use"], added["secret_key"]) == ("prod", True, "******")
+    assert run("context", "use", "--none") is None
+    assert run("context", "use", "prod")["in_use"]
+    assert run("context", "remove", "prod", "-y") == {"context": "prod"}
+
+
+def test_changes_of_users_and_rules_have_json(up: Up, tmp_path: Path) -> None:
+    def run(*arguments: str) -> Any:
+        return decoded(up, *arguments, config=str(tmp_path))
+
+    (address,) = run("user", "create", "eve", "--password", "hidden12")["brokers"]
+    changed = run("user", "update", "eve", "--disable")
+    assert changed == {"user": "eve", "change": "changed", "brokers": [address]}
+    granted = run("acl", "grant", "eve", "Topic:orders", "Pub,Sub")
+    assert granted == {
+        "user": "eve", "change": "set", "policy": "Custom", "resource": "Topic:orders",
+        "actions": "Pub,Sub", "decision": "Allow", "brokers": [address],
+    }  # fmt: skip
+    assert run("acl", "deny", "eve", "Topic:x", "Pub")["decision"] == "Deny"
+    assert run("acl", "delete", "eve", "Topic:x", "-y")["change"] == "deleted"
+    assert run("acl", "delete", "eve", "-y")["resource"] is None
+    assert run("user", "delete", "eve", "-y")["change"] == "deleted"

@@ -1,5 +1,7 @@
 """What commands say where there is nothing to show, nobody to ask, or a reason to explain."""
 
+import os
+import pty
 import subprocess
 import sys
 import time
@@ -153,3 +155,29 @@ def test_numbers_agree_with_their_nouns(up: Up, run: Penstock) -> None:
     assert "changed the offset of 1 queue" in moved or "changed the offsets of 1 queue" in moved
     again = run("group", "reset", "once", "-t", "single", "--to", "last", "--yes").stdout
     assert "1 message will be skipped, 0 will be consumed again" in again
+
+
+def test_long_work_shows_a_progress_bar_on_a_terminal(run: Penstock) -> None:
+    run("topic", "create", "bars", "--queues", 1)
+    assert "sending" in at_a_terminal(run, "send", "bars", "x", "--keys", "k", "--count", "200")
+    assert "sending" not in at_a_terminal(run, "send", "bars", "x")
+    assert "topics" in at_a_terminal(run, "message", "find", "k")
+
+
+def at_a_terminal(run: Penstock, *arguments: str) -> str:
+    """What a command prints on its stderr, which is a terminal."""
+    ours, theirs = pty.openpty()
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "penstock.cli.main", *arguments],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=theirs, check=True,
+            timeout=PATIENCE_S, env={**run.environment, "TERM": "xterm"},
+        )  # fmt: skip
+        os.set_blocking(ours, False)
+        try:
+            return os.read(ours, 1 << 16).decode()
+        except BlockingIOError:
+            return ""
+    finally:
+        os.close(ours)
+        os.close(theirs)

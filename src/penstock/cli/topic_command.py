@@ -193,7 +193,10 @@ def describe(cluster: ClusterOptions, name: str, as_json: bool) -> None:
 @click.argument("name", shell_complete=topic_names)
 @click.option("-c", "--cluster", "in_cluster", help="Only on brokers of this cluster.")
 @yes_option
-def delete(cluster: ClusterOptions, name: str, in_cluster: str | None, yes: bool) -> None:
+@json_option
+def delete(
+    cluster: ClusterOptions, name: str, in_cluster: str | None, yes: bool, as_json: bool
+) -> None:
     """Delete a topic and its messages from brokers and NameServers.
 
     Without --cluster it is deleted in all clusters. The confirmation names the brokers.
@@ -212,7 +215,13 @@ def delete(cluster: ClusterOptions, name: str, in_cluster: str | None, yes: bool
         print_deletion(planned)
         brokers = ", ".join(planned.brokers) or "the NameServers"
         confirm(f"Delete the topic {name} with all its messages on {brokers}?", yes=yes)
-    print(f"deleted topic {name} on {', '.join(run(work())) or 'the NameServers'}")
+    deleted = run(work())
+    if as_json:
+        from penstock.cli.schemas.topic_output import DeletedTopic
+
+        print_json(DeletedTopic(topic=name, brokers=deleted))
+        return
+    print(f"deleted topic {name} on {', '.join(deleted) or 'the NameServers'}")
 
 
 async def _list(

@@ -1,6 +1,7 @@
 """`penstock user …`: users of brokers."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -34,7 +35,10 @@ def user() -> None:
 @click.argument("name")
 @click.option("--password", help="Password, which is also the secret key. Prompted for if omitted.")
 @click.option("--super", "is_super", is_flag=True, help="Create a super user.")
-def create(brokers: BrokerOptions, name: str, password: str | None, is_super: bool) -> None:
+@json_option
+def create(
+    brokers: BrokerOptions, name: str, password: str | None, is_super: bool, as_json: bool
+) -> None:
     """Create a user."""
     from penstock.wire import fastjson
     from penstock.wire.bodies.cluster_bodies import UserInfo
@@ -44,8 +48,8 @@ def create(brokers: BrokerOptions, name: str, password: str | None, is_super: bo
         password = ask_secret("Password", "--password", repeat=True)
     info = UserInfo(username=name, password=password, user_type="Super" if is_super else "Normal")
     body = fastjson.encode(info)
-    for address, _ in brokers.ask_each(RequestCode.AUTH_CREATE_USER, {"username": name}, body):
-        print(f"created user {name} on {address}")
+    done = brokers.ask_each(RequestCode.AUTH_CREATE_USER, {"username": name}, body)
+    _print_change(name, "created", done, as_json=as_json)
 
 
 @user.command()
@@ -54,12 +58,14 @@ def create(brokers: BrokerOptions, name: str, password: str | None, is_super: bo
 @click.option("--password", help="Set a new password.")
 @click.option("--super/--normal", "is_super", default=None, help="Change the type of the user.")
 @click.option("--enable/--disable", "enabled", default=None, help="Enable or disable the user.")
+@json_option
 def update(
     brokers: BrokerOptions,
     name: str,
     password: str | None,
     is_super: bool | None,
     enabled: bool | None,
+    as_json: bool,
 ) -> None:
     """Change the given properties of a user."""
     from penstock.wire import fastjson
@@ -77,23 +83,24 @@ def update(
         user_status=None if enabled is None else "enable" if enabled else "disable",
     )
     body = fastjson.encode(info)
-    for address, _ in brokers.ask_each(RequestCode.AUTH_UPDATE_USER, {"username": name}, body):
-        print(f"changed user {name} on {address}")
+    done = brokers.ask_each(RequestCode.AUTH_UPDATE_USER, {"username": name}, body)
+    _print_change(name, "changed", done, as_json=as_json)
 
 
 @user.command()
 @broker_options
 @click.argument("name")
 @yes_option
-def delete(brokers: BrokerOptions, name: str, yes: bool) -> None:
+@json_option
+def delete(brokers: BrokerOptions, name: str, yes: bool, as_json: bool) -> None:
     """Delete a user and its access rules."""
     from penstock.wire.codes import RequestCode
 
     if not yes:
         print_rules(brokers, name, err=True)
         confirm(f"Delete the user {name} and its rules?", yes=yes)
-    for address, _ in brokers.ask_each(RequestCode.AUTH_DELETE_USER, {"username": name}):
-        print(f"deleted user {name} on {address}")
+    done = brokers.ask_each(RequestCode.AUTH_DELETE_USER, {"username": name})
+    _print_change(name, "deleted", done, as_json=as_json)
 
 
 @user.command()
@@ -133,6 +140,23 @@ def list_users(brokers: BrokerOptions, part: str, show_password: bool, as_json: 
         _print_access_control(brokers)
         return
     _print(users, show_password=show_password, as_json=as_json)
+
+
+def _print_change(
+    name: str,
+    change: Literal["created", "changed", "deleted"],
+    done: Sequence[tuple[str, bytes]],
+    *,
+    as_json: bool,
+) -> None:
+    from penstock.cli.schemas.access_output import ChangedUser
+
+    addresses = [address for address, _ in done]
+    if as_json:
+        print_json(ChangedUser(user=name, change=change, brokers=addresses))
+        return
+    for address in addresses:
+        print(f"{change} user {name} on {address}")
 
 
 def _print_access_control(brokers: BrokerOptions) -> None:

@@ -192,8 +192,14 @@ def members(cluster: ClusterOptions, name: str, as_json: bool) -> None:
 @click.option("--keep-offsets", is_flag=True, help="Keep the offsets of the group.")
 @click.option("-c", "--cluster", "in_cluster", help="Only on brokers of this cluster.")
 @yes_option
+@json_option
 def delete(
-    cluster: ClusterOptions, name: str, keep_offsets: bool, in_cluster: str | None, yes: bool
+    cluster: ClusterOptions,
+    name: str,
+    keep_offsets: bool,
+    in_cluster: str | None,
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """Delete a group with its offsets, its retry topic and its dead letters."""
 
@@ -208,7 +214,13 @@ def delete(
     if not yes:
         group_text.print_deletion(run(plan()), keep_offsets=keep_offsets)
         confirm(f"Delete the group {name}?", yes=yes)
-    print(f"deleted group {name} on {', '.join(run(work()))}")
+    deleted = run(work())
+    if as_json:
+        from penstock.cli.schemas.group_output import DeletedGroup
+
+        print_json(DeletedGroup(group=name, brokers=deleted, offsets_kept=keep_offsets))
+        return
+    print(f"deleted group {name} on {', '.join(deleted)}")
 
 
 async def _loads(admin: "AsyncAdmin", groups: "list[GroupInfo]") -> "dict[str, Load]":

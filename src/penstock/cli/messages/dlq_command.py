@@ -1,5 +1,6 @@
 """`penstock dlq …`: the dead letters of a group."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -27,6 +28,7 @@ from penstock.cli.remote import (
     print_table,
     run,
 )
+from penstock.cli.terminal import progress_bars
 from penstock.plurals import count_text
 
 if TYPE_CHECKING:
@@ -52,13 +54,15 @@ class DeadLetterSelection:
     tags: str = "*"
     count_max: int | None = None
 
-    async def read(self, admin: "AsyncAdmin", group: str) -> "SearchResult":
+    async def read(
+        self, admin: "AsyncAdmin", group: str, progress: "Callable[[int], None] | None" = None
+    ) -> "SearchResult":
         from penstock.client.diagnosis import select_dead_letters
 
         if self.ids and (self.key or self.since or self.until):
             raise click.UsageError("--id can't be used with --key, --since or --until")
         given = {name: value for name, value in asdict(self).items() if value is not None}
-        found = await select_dead_letters(admin, group, **given)
+        found = await select_dead_letters(admin, group, **given, progress=progress)
         if not found.messages and not found.is_incomplete:
             await _check_group(admin, group)
         return found
@@ -221,5 +225,24 @@ async def _check_group(admin: "AsyncAdmin", group: str) -> None:
 async def _select(
     cluster: ClusterOptions, group: str, selection: DeadLetterSelection
 ) -> "SearchResult":
+    """The dead letters; on a terminal with a progress bar."""
+    from penstock.client.diagnosis.resending import SELECTED_MAX
+
     async with cluster.admin() as admin:
-        return await selection.read(admin, group)
+        if not sys.stderr.isatty():
+            return await selection.read(admin, group)
+        total = min(selection.count_max or SELECTED_MAX, await _stored(admin, group))
+        with progress_bars() as tell:
+            return await selection.read(admin, group, lambda done: tell("reading", done, total))
+
+
+async def _stored(admin: "AsyncAdmin", group: str) -> int:
+    """The number of dead letters of a group; 0 if there is no topic of them."""
+    from penstock.errors import NoRoute
+    from penstock.wire.codes import DLQ_TOPIC_PREFIX
+
+    try:
+        described = await admin.describe_topic(DLQ_TOPIC_PREFIX + group)
+    except NoRoute:
+        return 0
+    return sum(state.count for state in described.queues)

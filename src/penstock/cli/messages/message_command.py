@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -24,6 +25,7 @@ from penstock.cli.remote import (
     print_table,
     run,
 )
+from penstock.cli.terminal import progress_bars
 from penstock.plurals import count_text
 
 if TYPE_CHECKING:
@@ -94,19 +96,21 @@ def find(
 
         async with cluster.admin() as admin:
             await check_topic(admin, topic)
-            return await find_messages(
-                admin,
-                what,
-                topic=topic,
-                key=key,
-                since=since,
-                until=until,
-                tags=tags,
-                sql=sql,
-                newest_first=newest,
-                count_max=count_max or FOUND_MAX,
-                topics_max=topics_max,
-            )
+            with progress_bars() as tell:
+                return await find_messages(
+                    admin,
+                    what,
+                    topic=topic,
+                    key=key,
+                    since=since,
+                    until=until,
+                    tags=tags,
+                    sql=sql,
+                    newest_first=newest,
+                    count_max=count_max or FOUND_MAX,
+                    topics_max=topics_max,
+                    progress=partial(tell, "topics"),
+                )
 
     found = run(work())
     if as_json:
@@ -136,7 +140,7 @@ def find(
     type=click.Choice(BODY_FORMATS),
     default="auto",
     show_default=True,
-    help="How to print the body; auto: JSON if it is JSON, text if it is UTF-8, or hex.",
+    help="How to print the body; auto: JSON, text or MessagePack if it is that, or hex.",
 )
 @json_option
 def show(cluster: ClusterOptions, what: str, topic: str | None, form: str, as_json: bool) -> int:
@@ -239,7 +243,7 @@ async def _find_all(
     from penstock.client.diagnosis import SearchResult, find_messages
 
     messages: list[ReceivedMessage] = []
-    partial: list[str] = []
+    gaps: list[str] = []
     missing: list[str] = []
     for text in wanted:
         found = await find_messages(admin, text, topic=topic, count_max=count_max)
@@ -250,10 +254,10 @@ async def _find_all(
             click.echo(
                 f"penstock: {text} is a key of {count_text(len(matching), 'message')}", err=True
             )
-        partial += found.partial
+        gaps += found.partial
         messages += matching
     how = "searched each of them"
-    return SearchResult(tuple(messages), how, (), (*partial, *missing), tuple(missing))
+    return SearchResult(tuple(messages), how, (), (*gaps, *missing), tuple(missing))
 
 
 def _newest_of_each(messages: "Sequence[ReceivedMessage]") -> "list[ReceivedMessage]":

@@ -143,9 +143,18 @@ class UndoRow(JsonValue):
     queues: int
 
 
+class DeletedGroup(JsonValue):
+    """A group that was deleted."""
+
+    group: str
+    brokers: Annotated[list[str], doc("brokers that had it")]
+    offsets_kept: bool
+
+
 OUTPUTS = {
     "group list": JsonOutput(list[GroupRowOutput]),
     "group create": JsonOutput(Group),
+    "group delete": JsonOutput(DeletedGroup),
     "group describe": JsonOutput(GroupDetails),
     "group members": JsonOutput(GroupMemberList),
     "group reset": JsonOutput(OffsetChange),

@@ -123,11 +123,13 @@ async def select_dead_letters(
     until: datetime | None = None,
     tags: str = "*",
     count_max: int = SELECTED_MAX,
+    progress: Callable[[int], None] | None = None,
 ) -> SearchResult:
     """The dead letters of a group by ids, or by key, time range and tags; oldest first.
 
     An id is a unique id, an offset id or a place. The times are those at which the messages became
-    dead letters. `partial` of the result names ids that were not found.
+    dead letters. `partial` of the result names ids that were not found. `progress` is told how many
+    were read, unless ids or a key are given.
     """
     topic = DLQ_TOPIC_PREFIX + group
     if await admin.session.find_route(admin.session.with_namespace(topic)) is None:
@@ -149,7 +151,7 @@ async def select_dead_letters(
         keyed = tuple(message for message in messages if key in message.keys)
         found = SearchResult(keyed, f"searched the index of {topic}", (topic,), problems)
     else:
-        found = await _pages(admin, topic, since, until, tags, count_max)
+        found = await _pages(admin, topic, since, until, tags, count_max, progress=progress)
     chosen = tuple(m for m in found.messages if wanted is None or m.tags in wanted)
     return replace(found, messages=chosen)
 
@@ -211,6 +213,8 @@ async def _pages(
     tags: str,
     count_max: int,
     sql: str | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
 ) -> SearchResult:
     messages: list[ReceivedMessage] = []
     resume: Mapping[MessageQueue, int] | None = None
@@ -225,6 +229,8 @@ async def _pages(
             resume=resume,
         )
         messages += page.messages
+        if progress is not None:
+            progress(len(messages))
         resume = page.resume
         if resume is None:
             break

@@ -14,9 +14,10 @@ The result says how it was found and what could not be searched. Brokers find me
 of a key in an index file: they return the newest ones, and none that is older than the index.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeAlias
 
 from penstock.client.admin.admin_core import timestamp_ms
 from penstock.client.admin.admin_index import FOUND_MAX, query_index
@@ -35,6 +36,8 @@ from penstock.wire.codes import (
     is_internal_topic,
 )
 
+Progress: TypeAlias = Callable[[int, int], None]
+"""Is told how many topics of how many were searched."""
 TOPICS_MAX = 1_000
 """Topics that are searched if none is given."""
 HALF_TOPICS = (TOPIC_TRANS_HALF, TOPIC_ROCKSDB_TRANS_HALF)
@@ -97,6 +100,7 @@ async def find_messages(
     newest_first: bool = False,
     count_max: int = FOUND_MAX,
     topics_max: int = TOPICS_MAX,
+    progress: Progress | None = None,
 ) -> SearchResult:
     """Find messages by what is known of them.
 
@@ -111,10 +115,19 @@ async def find_messages(
         place = read_place(what)
         if place is not None:
             return await _at_place(admin, place)
-        return await _by_id_or_key(admin, what.strip(), topic, span, count_max, topics_max)
+        return await _by_id_or_key(
+            admin, what.strip(), topic, span, count_max, topics_max, progress
+        )
     if key is not None:
         return await search_indexes(
-            admin, key, topic, span, count_max=count_max, topics_max=topics_max, ids=False
+            admin,
+            key,
+            topic,
+            span,
+            count_max=count_max,
+            topics_max=topics_max,
+            ids=False,
+            progress=progress,
         )
     if topic is None:
         raise InvalidParameter(
@@ -168,6 +181,7 @@ async def _by_id_or_key(
     span: TimeRange,
     count_max: int,
     topics_max: int,
+    progress: Progress | None,
 ) -> SearchResult:
     partial: tuple[str, ...] = ()
     place = read_offset_id(text)
@@ -180,7 +194,14 @@ async def _by_id_or_key(
             how = f"read the message at log offset {place.offset} of the broker in the offset id"
             return SearchResult((message,), how, (message.queue.topic,))
     found = await search_indexes(
-        admin, text, topic, span, count_max=count_max, topics_max=topics_max, ids=True
+        admin,
+        text,
+        topic,
+        span,
+        count_max=count_max,
+        topics_max=topics_max,
+        ids=True,
+        progress=progress,
     )
     return SearchResult(found.messages, found.how, found.topics, partial + found.partial)
 
@@ -202,6 +223,7 @@ async def search_indexes(
     count_max: int = FOUND_MAX,
     topics_max: int = TOPICS_MAX,
     ids: bool,
+    progress: Progress | None = None,
 ) -> SearchResult:
     """Search the index of a topic, or of all topics, for a key and, with `ids`, a unique id."""
     partial: list[str] = []
@@ -219,7 +241,13 @@ async def search_indexes(
             )
     internal = [*DELAY_TOPICS, *HALF_TOPICS] if ids else []
     found, problems = await query_topics(
-        admin, [*topics, *internal], text, span=span, count_max=count_max, unique=ids
+        admin,
+        [*topics, *internal],
+        text,
+        span=span,
+        count_max=count_max,
+        unique=ids,
+        progress=progress,
     )
     messages = [
         message
@@ -250,6 +278,7 @@ async def query_topics(
     span: TimeRange | None = None,
     count_max: int = FOUND_MAX,
     unique: bool = True,
+    progress: Progress | None = None,
 ) -> tuple[list[ReceivedMessage], tuple[str, ...]]:
     """The messages under a key in the indexes of topics, oldest first; and what is missing."""
     span = span or TimeRange()
@@ -282,7 +311,17 @@ async def query_topics(
                 ] = None
         return [message for _, messages in found.items for message in messages]
 
-    parts = await admin.for_each(list(topics), one)
+    done = 0
+
+    async def counted(topic: str) -> list[ReceivedMessage]:
+        nonlocal done
+        found = await one(topic)
+        done += 1
+        if progress is not None:
+            progress(done, len(topics))
+        return found
+
+    parts = await admin.for_each(list(topics), counted)
     return _by_time(message for part in parts for message in part), tuple(problems)
 
 
