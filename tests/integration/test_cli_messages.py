@@ -170,6 +170,35 @@ def test_verdicts_of_groups(shop: Shop) -> None:
     assert text.endswith(f"next: penstock dlq list {GROUP}\n")
 
 
+def test_a_redelivery_that_waits_for_its_delay_is_counted(shop: Shop) -> None:
+    run(shop.up.address, "topic", "create", "flaky", "--queues", 1)
+    run(shop.up.address, "send", "flaky", "x")
+    with Consumer(shop.up.address, group="shaky", start_at="first") as consumer:
+        calls: list[str] = []
+
+        @consumer.on("flaky")
+        def fail(message: ReceivedMessage) -> bool:
+            calls.append(message.message_id)
+            return False
+
+        consumer.start()
+        until(lambda: calls)
+        waits = "1 message waits for the delay before redelivery"
+        ask = ("explain", "group", "shaky", "--json")
+        found: dict[str, Any] = {"text": ""}
+        deadline = time.monotonic() + 8  # the first redelivery is due after 10 s
+        while waits not in found["text"] and time.monotonic() < deadline:
+            done = subprocess.run(
+                [sys.executable, "-m", "penstock.cli.main", *ask],
+                capture_output=True, text=True, timeout=PATIENCE_S,
+                env={**os.environ, "NAMESRV_ADDR": shop.up.address},
+            )  # fmt: skip
+            found = json_kit.check("explain group", done.stdout)
+    assert waits in found["text"]
+    (retry,) = (fact for fact in found["facts"] if fact["kind"] == "retry")
+    assert (retry["status"], retry["evidence"]["delayed"]) == ("problem", 1)
+
+
 # --- dead letters and resending
 
 
