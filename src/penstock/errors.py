@@ -650,7 +650,10 @@ def refusal(code: int, remark: str | None, address: str = "") -> PenstockError:
     """The error for a server's response code: the class with this code, else `Refused`."""
     kind = _refusals().get(code, Refused)
     text = remark or "the server gave no reason"
-    error = kind(f"{address}: {text}" if address else text)
+    hint = None
+    if kind is MessageIllegal:  # its hint is about sizes; Penstock's brokers send their own hint
+        hint = "" if "; " in text else "correct the message, as the broker refuses it"
+    error = kind(f"{address}: {text}" if address else text, hint=hint)
     error.answer_code, error.address = code, address
     return error
 

@@ -449,7 +449,7 @@ def test_our_commands_administer_apache(
     )
     code, text = run("user", "create", "dora", *at, "--password", "p1")
     assert code == 1
-    assert text.startswith(f"penstock: {broker.address} on AUTH_CREATE_USER(username=dora): ")
+    assert text.startswith(f"penstock: {broker.address}: ")
     assert run("user", "update", "dora", *at, "--disable", "--password", "p2")[0] == 0
     code, text = run("user", "get", "dora", *at, "--show-password", "--json")
     assert json.loads(text) == [

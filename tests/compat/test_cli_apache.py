@@ -118,7 +118,7 @@ def test_groups(run: Penstock, fresh: str) -> None:
 
 def test_health(run: Penstock) -> None:
     line = run("check", "--disk-warning", 100, "--disk-critical", 100, "--lag-critical", 10**9)
-    assert line.stdout.startswith("OK - 1 brokers answer | 'masters'=1")
+    assert line.stdout.startswith("OK - 1 broker answers | 'masters'=1")
     report = json.loads(run("doctor", "--json").stdout)
     json_kit.check("doctor", json.dumps(report))
     serious = [one for one in report["findings"] if one["subject"] not in ("limits", "disk")]
@@ -199,3 +199,76 @@ def test_definitions_move_to_penstock_and_back(
     assert f"{fresh}-new" in run("topic", "list").stdout
     for place in (run, ours) if access else ():
         place("user", "delete", "alice", "--yes")
+
+
+# --- messages, dead letters and explanations
+
+
+def eventually(run: Penstock, *arguments: object) -> str:
+    """The output of a command that succeeds soon: Apache's broker indexes messages later."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return run(*arguments).stdout
+        except AssertionError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def test_messages_are_found_shown_sent_again_and_explained(run: Penstock, fresh: str) -> None:
+    run("topic", "create", fresh, "--queues", 1)
+    key = f"key-{fresh}"
+    sent = json.loads(run("send", fresh, '{"id": 1}', "--keys", key, "--json").stdout)
+    message_id, place = sent["message_id"], f"{fresh}/{sent['broker']}/0@0"
+    for what in (message_id, key, place, sent["offset_id"]):
+        found = eventually(run, "message", "find", what, "--topic", fresh, "--json")
+        (message,) = json_kit.check("message find", found)["messages"]
+        assert (message["message_id"], message["body"]) == (message_id, '{"id": 1}')
+    assert f" {place}\n" in run("message", "show", place).stdout
+    assert run("message", "find", "nothing", "--topic", fresh, code=3).stdout
+    wrong = run("message", "find", key, "--topic", f"{fresh}x", code=1).stderr
+    assert f"similar topics: {fresh}" in wrong
+    resent = run("message", "resend", key, "--topic", fresh, "--yes", "--json").stdout
+    (copy,) = json_kit.check("message resend", resent)["sent"]
+    assert (copy["message_id"], copy["offset"]) == (message_id, 1)
+    consume(run, fresh, fresh, 2)
+    explain = ("explain", "message", place, "--group", fresh)
+    answer = json_kit.check("explain message", run(*explain, "--json").stdout)
+    assert answer["verdict"] == "consumed"
+    similar = run("explain", "group", f"{fresh}x", code=3).stdout
+    assert f"(similar groups: {fresh}" in similar
+    group = run("explain", "group", fresh, "--json", code=3).stdout
+    assert json_kit.check("explain group", group)["verdict"] == "no_member"
+
+
+def test_dead_letters_are_listed_shown_sent_again_and_explained(run: Penstock, fresh: str) -> None:
+    run("topic", "create", fresh, "--queues", 1)
+    message_id = run("send", fresh, "bad").stdout.split()[1]
+    fails, seen = True, list[str]()
+    consumer = Consumer(names_of(run), group=fresh, start_at="first", retries_max=0, **KEYS)
+    with consumer:
+
+        @consumer.on(fresh)
+        def take(message: ReceivedMessage) -> bool:
+            seen.append(message.message_id)
+            return not fails
+
+        consumer.start()
+        listed = ("dlq", "list", fresh, "--json")
+        until(lambda: seen and json.loads(eventually(run, *listed)))
+        (letter,) = json_kit.check("dlq list", run(*listed).stdout)
+        assert (letter["message_id"], letter["topic"]) == (message_id, fresh)
+        shown = json.loads(eventually(run, "dlq", "show", fresh, message_id, "--json"))
+        assert shown == letter
+        why = run("explain", "message", message_id, "-g", fresh, "--json", code=3).stdout
+        assert json_kit.check("explain message", why)["verdict"] == "dead_letter"
+        run("dlq", "resend", fresh, "--id", "nope", "--yes", code=3)
+        fails = False
+        report = run("dlq", "resend", fresh, "--all", "--yes", "--json").stdout
+        assert [one["message_id"] for one in json_kit.check("dlq resend", report)["sent"]] == [
+            message_id
+        ]
+        until(lambda: len(seen) == 2)
+    missing = run("dlq", "list", f"{fresh}x", code=3).stderr
+    assert f"no broker has the group '{fresh}x' (similar groups: {fresh}" in missing

@@ -58,7 +58,7 @@ def test_definitions_travel_and_a_second_import_changes_nothing(
         admin.put_kv("mine", "colour", "blue")
     file = tmp_path / "definitions.json"
     said = source("export", "-o", file, "--kv-namespace", "mine", "--secrets")
-    assert said.stdout == f"wrote 2 topics, 1 groups, 2 users, 1 rules to {file}\n"
+    assert said.stdout == f"wrote 2 topics, 1 group, 2 users, 1 rule to {file}\n"
     assert "did not tell the passwords of 2 users" in said.stderr
     assert file.stat().st_mode & 0o777 == 0o600
     exported = json_kit.check("export", file.read_text())
@@ -91,10 +91,10 @@ def test_definitions_travel_and_a_second_import_changes_nothing(
     ).stderr  # fmt: skip
     assert "127.0.0.1" in sent, "the password is right, but the rule is for another network"
 
-    target("topic", "create", "orders", "--perm", "r", "-b", "east")
+    target("topic", "create", "orders", "--perm", "r", "-b", "east", "--yes")
     changed = target("import", "-", "--yes", stdin=file.read_text())
     assert "change  topic  orders  east   perm r → rw" in changed.stdout
-    assert "made 1 changes, 0 failed" in changed.stdout
+    assert "made 1 change, 0 failed" in changed.stdout
 
 
 def test_offsets(source: Penstock, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_create_change_list_and_delete_a_group(run: Penstock) -> None:
     assert made.splitlines() == [
         f"group life is on {name}: 3 retries, orderly, enabled" for name in ("broker-a", "broker-b")
     ]
-    flags = ("--no-orderly", "--disable", "-b", "broker-b", "--json")
+    flags = ("--no-orderly", "--disable", "-b", "broker-b", "--json", "--yes")
     changed = json_kit.check("group create", run("group", "create", "life", *flags).stdout)
     assert changed["brokers"]["broker-b"]["retries_max"] == 3
     assert changed["brokers"]["broker-b"]["orderly"] is False
@@ -114,12 +114,19 @@ def test_offsets_of_single_queues_and_clones(up: Up, run: Penstock) -> None:
     send(up.address, "cloned", 6)
     consume(up.address, "cloned", "origin", 6)
     run("group", "create", "copy")
+    planned = run("group", "clone", "origin", "copy", "-t", "cloned", "--dry-run")
+    assert "0 messages will be skipped" not in planned.stdout
+    assert planned.stdout.splitlines()[-1].startswith(
+        "2 queues have no offset yet: how many messages will be skipped or consumed again there is"
+    )
+    to_first = ("group", "reset", "copy", "-t", "cloned", "--to", "first", "--dry-run", "--json")
+    assert json_kit.check("group reset", run(*to_first).stdout)["unknown_queues"] == 2
     run("group", "clone", "origin", "copy", "-t", "cloned", "--yes")
     assert offsets(run, "copy", "cloned") == {("broker-a", 0): 3, ("broker-b", 0): 3}
     listed = run("group", "undo", "--list", "--json").stdout
     assert json.loads(listed) == [], "queues without an offset can't be restored"
     changed = run("group", "reset", "copy", "--topic", "cloned", "--offset", "broker-b/0=2", "-y")
-    assert "changed the offsets of 1 queues" in changed.stdout
+    assert "changed the offsets of 1 queue of" in changed.stdout
     assert offsets(run, "copy", "cloned") == {("broker-a", 0): 3, ("broker-b", 0): 2}
     error = run("group", "reset", "copy", "-t", "cloned", "--offset", "broker-b/0=9", code=1).stderr
     assert "has the offsets 0 to 3, not 9" in error
@@ -129,6 +136,7 @@ def test_offsets_of_single_queues_and_clones(up: Up, run: Penstock) -> None:
 
 def test_members_of_a_running_group(up: Up, run: Penstock) -> None:
     run("topic", "create", "joined", "--queues", 1)
+    run("group", "create", "joiners")
     assert run("group", "members", "joiners").stdout == "no connected members\n"
     with Consumer(up.address, group="joiners", start_at="first") as consumer:
 
@@ -143,7 +151,7 @@ def test_members_of_a_running_group(up: Up, run: Penstock) -> None:
         assert "subscribes to joined: a || b (TAG)" in text
         assert shown["members"][0]["client_id"] in text
         refused = run("group", "delete", "joiners", stdin="n\n", code=130).stderr
-        assert "1 clients are connected" in refused
+        assert "1 client is connected" in refused
 
 
 # --- shell completion

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def test_check_lag_and_dead_letters(site: Site) -> None:
     run("topic", "create", "%DLQ%laggards", "--queues", 1)
     send(names, "%DLQ%laggards", 1)
     text = run("check", "--dead-letters-warning", 0, *wide, code=1).stdout
-    assert "the group laggards has 1 dead letters" in text
+    assert "the group laggards has 1 dead letter" in text
     missing = run("check", "--lag-warning", 99, "-g", "nobody", *wide, code=3).stdout
     assert missing.startswith("UNKNOWN - there is no group nobody | ")
 
@@ -125,3 +126,39 @@ def test_a_nameserver_that_is_down(site: Site) -> None:
     )
     text = site.run("doctor", "-n", "127.0.0.1:1", code=1).stdout
     assert "not examined: brokers, topics and groups: no NameServer answers" in text
+
+
+ODD = """
+import resource, sys
+from penstock import clock, version
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+version.VERSION = "9.9.9"
+now_ms = clock.LoopClock.now_ms
+clock.LoopClock.now_ms = lambda self: now_ms(self) + 3_600_000
+from penstock.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class OddBroker(Broker):
+    """A broker of another version, with few open files, whose clock is an hour ahead."""
+
+    def _command(self) -> tuple[list[str], dict[str, str]]:
+        program, environment = super()._command()
+        return [sys.executable, "-c", ODD, *program[1:]], environment
+
+
+def test_doctor_finds_other_versions_wrong_clocks_and_low_limits(tmp_path: Path) -> None:
+    with (
+        NameServer(tmp_path / "n") as names,
+        Broker(tmp_path / "a", tmp_path / "sa", names.address, brokerName="broker-a") as plain,
+        OddBroker(tmp_path / "b", tmp_path / "sb", names.address, brokerName="broker-b") as odd,
+    ):
+        found = findings(Site([names], [plain, odd], tmp_path / "config"))
+    (version,) = found["version"]
+    assert "Penstock 9.9.9" in version["text"]
+    (wrong,) = found["clock"]
+    assert (wrong["severity"], wrong["where"]) == ("error", "broker-b")
+    few = [one for one in found["limits"] if "open" in one["text"]]
+    assert "broker-b" in {one["where"] for one in few}
+    assert any("it may open 1,024 files" in one["text"] for one in few)

@@ -170,6 +170,35 @@ def test_verdicts_of_groups(shop: Shop) -> None:
     assert text.endswith(f"next: penstock dlq list {GROUP}\n")
 
 
+def test_a_redelivery_that_waits_for_its_delay_is_counted(shop: Shop) -> None:
+    run(shop.up.address, "topic", "create", "flaky", "--queues", 1)
+    run(shop.up.address, "send", "flaky", "x")
+    with Consumer(shop.up.address, group="shaky", start_at="first") as consumer:
+        calls: list[str] = []
+
+        @consumer.on("flaky")
+        def fail(message: ReceivedMessage) -> bool:
+            calls.append(message.message_id)
+            return False
+
+        consumer.start()
+        until(lambda: calls)
+        waits = "1 message waits for the delay before redelivery"
+        ask = ("explain", "group", "shaky", "--json")
+        found: dict[str, Any] = {"text": ""}
+        deadline = time.monotonic() + 8  # the first redelivery is due after 10 s
+        while waits not in found["text"] and time.monotonic() < deadline:
+            done = subprocess.run(
+                [sys.executable, "-m", "penstock.cli.main", *ask],
+                capture_output=True, text=True, timeout=PATIENCE_S,
+                env={**os.environ, "NAMESRV_ADDR": shop.up.address},
+            )  # fmt: skip
+            found = json_kit.check("explain group", done.stdout)
+    assert waits in found["text"]
+    (retry,) = (fact for fact in found["facts"] if fact["kind"] == "retry")
+    assert (retry["status"], retry["evidence"]["delayed"]) == ("problem", 1)
+
+
 # --- dead letters and resending
 
 
@@ -186,10 +215,11 @@ def test_dead_letters_are_listed_shown_and_exported(shop: Shop, tmp_path: Path) 
     assert missing == "penstock: incomplete: the dead letter missing was not found\n"
     file = tmp_path / "letters"
     said = run(shop.up.address, "dlq", "export", GROUP, "-o", file).stderr
-    assert said == f"exported 1 dead letters of {GROUP}\n"
+    assert said == f"exported 1 dead letter of {GROUP}\n"
     assert json_kit.check("dlq export", file.read_text()) == [letter]
-    nothing = run(shop.up.address, "dlq", "list", "nobody").stdout
-    assert nothing == "the group nobody has no such dead letters\n"
+    run(shop.up.address, "group", "create", "flawless")
+    nothing = run(shop.up.address, "dlq", "list", "flawless").stdout
+    assert nothing == "the group flawless has no such dead letters\n"
 
 
 def test_dead_letters_are_sent_again_after_a_question(shop: Shop) -> None:
@@ -225,10 +255,81 @@ def test_any_message_is_sent_again(shop: Shop) -> None:
     assert [one["topic"] for one in report["sent"]] == [f"%RETRY%{GROUP}"]
     until(lambda: shop.seen.count('{"id": 1}') == before + 2)
     missing = ("message", "resend", "missing", "--topic", "orders")
-    assert decoded(shop, *missing)["sent"] == []
-    assert decoded(shop, *missing, "--dry-run")["partial"] == ["missing was not found"]
-    nothing = run(shop.up.address, *missing, "--yes")
-    assert nothing.stderr == "penstock: incomplete: missing was not found\n"
+    assert decoded(shop, *missing, code=3)["sent"] == []
+    plan = decoded(shop, *missing, "--dry-run", code=3)
+    assert plan["partial"] == ["missing was not found"]
+    nothing = run(shop.up.address, *missing, "--yes", code=3)
+    assert nothing.stderr.startswith("penstock: incomplete: missing was not found\n")
+    assert "there is nothing to send" in nothing.stderr
+    both = decoded(shop, "message", "resend", shop.ids["new"], "missing", "--yes", code=3)
+    assert [one["message_id"] for one in both["sent"]] == [shop.ids["new"]]
+
+
+def test_all_messages_with_a_key_are_sent_again_and_the_newest_with_an_id(shop: Shop) -> None:
+    run(shop.up.address, "topic", "create", "keyed", "--queues", 1, "-b", "broker-a")
+    for number in range(3):
+        run(shop.up.address, "send", "keyed", number, "--keys", "same")
+    resend = ("message", "resend", "same")
+    dry = run(shop.up.address, *resend, "--dry-run")
+    assert "plan: send 3 messages (3 B)" in dry.stdout
+    assert dry.stderr == "penstock: same is a key of 3 messages\n"
+    report = decoded(shop, *resend, "--yes")
+    assert [one["topic"] for one in report["sent"]] == ["keyed"] * 3
+    again = decoded(shop, *resend, "--dry-run")  # three ids, two messages each
+    assert [one["offset"] for one in again["messages"]] == [3, 4, 5]
+
+
+# --- names that do not exist
+
+
+def test_a_topic_that_does_not_exist_is_no_answer(shop: Shop) -> None:
+    for arguments in (
+        ("message", "find", "key-new", "--topic", "order"),
+        ("message", "show", "key-new", "--topic", "order"),
+        ("message", "resend", "key-new", "--topic", "order", "--yes"),
+        ("group", "reset", GROUP, "--topic", "order", "--to", "first", "--yes"),
+    ):
+        error = run(shop.up.address, *arguments, code=1).stderr
+        assert "no broker has the topic 'order'" in error
+        assert "similar topics: orders" in error
+    found = explained(shop, "nothing", "--topic", "order")
+    assert found["verdict"] == "no_route"
+    assert "similar topics: orders" in found["text"]
+
+
+def test_a_broker_that_does_not_exist_is_named(shop: Shop) -> None:
+    error = run(shop.up.address, "message", "show", "orders/broker-z/0@0", code=1).stderr
+    assert "there is no broker 'broker-z' (brokers: broker-a, broker-b)" in error
+    assert "check the place" in error
+
+
+def test_a_group_that_does_not_exist_is_named(shop: Shop) -> None:
+    with Admin(shop.up.address) as admin:
+        for arguments, code in (
+            (("dlq", "list", "bilng"), 3),
+            (("dlq", "show", "bilng", "nope"), 3),
+            (("dlq", "export", "bilng"), 3),
+            (("dlq", "resend", "bilng", "--all", "--yes"), 3),
+            (("message", "resend", shop.ids["new"], "--to-group", "bilng", "--yes"), 1),
+            (("group", "reset", "bilng", "--topic", "orders", "--to", "first", "--yes"), 1),
+            (("group", "members", "bilng"), 1),
+        ):
+            result = run(shop.up.address, *arguments, code=code)
+            assert "no broker has the group 'bilng' (similar groups: billing)" in result.stderr
+            assert result.stdout == ""
+        assert "bilng" not in {info.name for info in admin.groups()}
+    for explained_text in (
+        run(shop.up.address, "explain", "group", "bilng", code=3).stdout,
+        run(shop.up.address, "explain", "message", shop.ids["new"], "-g", "bilng", code=3).stdout,
+    ):
+        assert "(similar groups: billing)" in explained_text
+
+
+def test_dead_letters_that_were_not_found_are_not_a_success(shop: Shop) -> None:
+    missing = run(shop.up.address, "dlq", "resend", GROUP, "--id", "nope", "-y", code=3)
+    assert "the dead letter nope was not found" in missing.stderr
+    run(shop.up.address, "group", "create", "flawless")
+    run(shop.up.address, "dlq", "resend", "flawless", "--all", "-y", code=3)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_create_describe_and_delete_a_topic(up: Up) -> None:
     assert sum(queue["max_offset"] for queue in decoded["queues"]) == 1
 
     changed = json.loads(
-        run(up, "topic", "create", "life", "--perm", "r", "-b", "broker-b", "--json").stdout
+        run(up, "topic", "create", "life", "--perm", "r", "-b", "broker-b", "-y", "--json").stdout
     )
     assert changed["brokers"]["broker-b"]["perm"] == "r"
     assert changed["brokers"]["broker-b"]["write_queues"] == 3

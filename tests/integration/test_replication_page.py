@@ -91,7 +91,11 @@ def test_a_slave_is_promoted(start: Start, port: int, tmp_path: Path) -> None:  
     wait_until(lambda: cluster_status(port)[-1]["in_sync"] is True)
     assert replicas.send("one") == "SEND_OK"
     promote = ("cluster", "promote", "-n", replicas.names, "broker-a", 1, "--yes")
-    start(*promote).line(f"^{LOOPBACK}:{port + 13} is the master of broker-a .sync_master, epoch 2")
+    promoted = start(*promote, "--json")
+    promoted.line(f'"address": "{LOOPBACK}:{port + 13}"')
+    promoted.line('"epoch": 2')
+    promoted.line(f'"stepped_down": "{LOOPBACK}:{port + 3}"')
+    promoted.line(f"{LOOPBACK}:{port + 13}. becomes the master", promoted.err)  # the plan
     wait_until(lambda: [one["in_sync"] for one in cluster_status(port)] == [None, True])
     assert replicas.send("two") == "SEND_OK"
 
@@ -99,7 +103,7 @@ def test_a_slave_is_promoted(start: Start, port: int, tmp_path: Path) -> None:  
     refused = start(*promote)
     refused.line("--force", refused.err)
     forced = start(*promote, "--force")
-    forced.line(f"^{LOOPBACK}:{port + 3} is the master of broker-a")
+    forced.line(f"^{LOOPBACK}:{port + 3} is the master of broker-a .sync_master, epoch ")
     forced.line("the old master could not be asked to step down")
     with pytest.raises(AssertionError):
         replicas.run("slave.toml", 1)

@@ -44,7 +44,7 @@ def test_a_next_step_in_the_reason_of_a_server_is_not_repeated() -> None:
     sent = MessageIllegal("the message has no topic").remark()
     assert errors.refusal(MessageIllegal.code, sent, "a:1").remark() == f"a:1: {sent}"
     of_apache = errors.refusal(MessageIllegal.code, "no topic", "a:1")
-    assert of_apache.remark() == f"a:1: no topic; {MessageIllegal.hint}"
+    assert of_apache.remark() == "a:1: no topic; correct the message, as the broker refuses it"
 
 
 def test_the_hint_of_an_instance_does_not_change_the_class() -> None:

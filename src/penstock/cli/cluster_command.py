@@ -19,6 +19,7 @@ from penstock.cli.remote import (
 from penstock.errors import Refused
 
 if TYPE_CHECKING:
+    from penstock.cli.schemas.cluster_output import PromotionOutput
     from penstock.client.admin.async_admin import (
         Election,
         ElectionHistory,
@@ -108,6 +109,7 @@ def elections(cluster: ClusterOptions, in_cluster: str | None, as_json: bool) ->
     "--force", is_flag=True, help="Promote even if no master answers. Make sure that none runs."
 )
 @yes_option
+@json_option
 def promote(
     cluster: ClusterOptions,
     broker: str,
@@ -116,6 +118,7 @@ def promote(
     role: str | None,
     force: bool,
     yes: bool,
+    as_json: bool,
 ) -> None:
     """Make the slave with this ID the master of its broker.
 
@@ -137,7 +140,7 @@ def promote(
 
     planned = run(plan())
     for line in _plan_lines(planned):
-        print(line)
+        click.echo(line, err=as_json)
     if not yes:
         confirm(yes=yes)
         before, planned = planned, run(plan())  # the question may have waited for long
@@ -147,12 +150,30 @@ def promote(
                 hint="run the command again and look at the new plan",
             )
     problems = run(work(planned))
+    if as_json:
+        print_json(_promotion_json(planned, problems))
+        return
     epoch = f", epoch {planned.epoch}" if planned.epoch else ""
     print(f"{planned.slave.broker.address} is the master of {broker} ({planned.role}{epoch})")
     if planned.master is None and not planned.controllers:
         print("the old master could not be asked to step down; if it still runs, stop it now")
     for problem in problems:
         print(problem)
+
+
+def _promotion_json(planned: "PromotionPlan", problems: Sequence[str]) -> "PromotionOutput":
+    from penstock.cli.schemas.cluster_output import PromotionOutput
+
+    broker = planned.slave.broker
+    return PromotionOutput(
+        broker=broker.name,
+        id=broker.id,
+        address=broker.address,
+        role=planned.role,
+        epoch=planned.epoch or None,
+        stepped_down=None if planned.master is None else planned.master.broker.address,
+        problems=list(problems),
+    )
 
 
 def _plan_lines(plan: "PromotionPlan") -> Iterator[str]:

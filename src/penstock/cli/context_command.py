@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.confirmation.confirm import confirm, yes_option
+from penstock.cli.confirmation.confirm import ask_secret, confirm, yes_option
 from penstock.cli.contexts.context_file import (
     FLAGS,
     SECRETS,
@@ -45,14 +45,16 @@ def context() -> None:
 @click.option("--tls/--no-tls", default=None, help="Connect with TLS.")
 @click.option("--tls-ca", metavar="FILE", help="PEM file of trusted CAs.")
 @click.option("--use", "select", is_flag=True, help="Make it the current context.")
-def add(name: str, select: bool, **given: Any) -> None:
+@json_option
+def add(name: str, select: bool, as_json: bool, **given: Any) -> None:
     """Add the context NAME. If it exists, change the given values; an empty value removes one."""
+    from penstock.cli.schemas.context_output import ContextRow
     from penstock.client.client_options import ClientOptions
 
     if not name or not name.isprintable():
         raise click.UsageError("the name of a context must consist of printable characters")
     if given["access_key"] and given["secret_key"] is None:
-        given["secret_key"] = click.prompt("Secret key", hide_input=True, err=True)
+        given["secret_key"] = ask_secret("Secret key", "--secret-key")
     known = read_contexts()
     values: Values = dict(known.contexts.get(name, {}))
     for key, value in given.items():
@@ -67,6 +69,9 @@ def add(name: str, select: bool, **given: Any) -> None:
         ClientOptions(str(nameserver))  # raises BadSetting
     current = name if select or not known.contexts else known.current
     write_contexts(Contexts(current, {**known.contexts, name: values}))
+    if as_json:
+        print_json(ContextRow.of(name, _chosen_name(), values))
+        return
     print(f"saved context {name} in {contexts_path()}" + (" (current)" * (current == name)))
 
 
@@ -80,6 +85,9 @@ def list_contexts(as_json: bool) -> None:
     chosen = _chosen_name()
     if as_json:
         print_json([ContextRow.of(name, chosen, known.contexts[name]) for name in known.contexts])
+        return
+    if not known.contexts:
+        print("there is no context\nnext: penstock context add NAME -n HOST:PORT")
         return
     rows = [
         (
@@ -98,7 +106,8 @@ def list_contexts(as_json: bool) -> None:
 @context.command()
 @click.argument("name", required=False, shell_complete=context_names)
 @click.option("--none", "no_context", is_flag=True, help="Use no context from now on.")
-def use(name: str | None, no_context: bool) -> None:
+@json_option
+def use(name: str | None, no_context: bool, as_json: bool) -> None:
     """Make NAME the current context."""
     if (name is None) is not no_context:
         raise click.UsageError("give the name of a context, or --none")
@@ -106,6 +115,12 @@ def use(name: str | None, no_context: bool) -> None:
     if name is not None:
         known.get(name)
     write_contexts(Contexts(name, known.contexts))
+    if as_json:
+        from penstock.cli.schemas.context_output import ContextRow
+
+        values = {} if name is None else known.get(name)
+        print_json(None if name is None else ContextRow.of(name, _chosen_name(), values))
+        return
     print("no context is current" if name is None else f"the current context is {name}")
 
 
@@ -137,13 +152,19 @@ def show(name: str | None, show_secrets: bool, as_json: bool) -> None:
 @context.command()
 @click.argument("name", shell_complete=context_names)
 @yes_option
-def remove(name: str, yes: bool) -> None:
+@json_option
+def remove(name: str, yes: bool, as_json: bool) -> None:
     """Remove the context NAME with its credentials."""
     known = read_contexts()
     known.get(name)
     confirm(f"Remove the context {name} with its credentials from {contexts_path()}?", yes=yes)
     left = {key: values for key, values in known.contexts.items() if key != name}
     write_contexts(Contexts(None if known.current == name else known.current, left))
+    if as_json:
+        from penstock.cli.schemas.context_output import RemovedContext
+
+        print_json(RemovedContext(context=name))
+        return
     print(f"removed context {name}")
 
 

@@ -14,6 +14,7 @@ import sys
 
 import click
 
+from penstock.cli.confirmation.confirm import Declined
 from penstock.errors import PenstockError
 from penstock.version import VERSION
 
@@ -158,6 +159,9 @@ def main(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
+    except Declined as declined:
+        print(f"penstock: {declined}", file=sys.stderr)
+        return INTERRUPTED
     except (KeyboardInterrupt, click.Abort):
         print("penstock: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -1,13 +1,13 @@
 """Exit codes of commands that answer a question, and selections of messages by options."""
 
-import os
 import shlex
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from penstock.cli.remote import ClusterOptions
+from penstock.cli.remote import CONTEXT_OPTION, ClusterOptions
 from penstock.cli.times import to_moment
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,14 +34,27 @@ def time_options(command: F) -> F:
 
 
 def with_servers(cluster: ClusterOptions, command: str | None) -> str | None:
-    """A command line for the same servers as those of the options."""
+    """A command line for the same servers: with the options that were given on this one.
+
+    What comes from the environment or from the current context applies to the next command too.
+    Credentials of the command line are not repeated.
+    """
     if command is None:
         return None
+    context = click.get_current_context()
+    values = {
+        "context": context.meta.get(CONTEXT_OPTION),
+        "nameserver": cluster.nameserver,
+        "namespace": cluster.namespace,
+        "strict_signing": cluster.strict_signing,
+        "tls": cluster.tls,
+        "tls_ca": cluster.tls_ca,
+    }
     more: list[str] = []
-    if cluster.nameserver is not None and cluster.nameserver != os.environ.get("NAMESRV_ADDR"):
-        more += ["-n", cluster.nameserver]
-    if cluster.namespace:
-        more += ["--namespace", cluster.namespace]
+    for name, value in values.items():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = "-n" if name == "nameserver" else f"--{name.replace('_', '-')}"
+            more += [option] if value is True else [option, str(value)]
     return " ".join([command, shlex.join(more)]) if more else command
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
+CONTEXT_OPTION = "penstock.context"
+"""The key of the value of --context in click's meta."""
 DEFAULT_BROKER = "127.0.0.1:10911"
 _JSON_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 """Control characters that JSON allows in strings, and their escapes."""
@@ -172,6 +174,7 @@ def run(
 
 def _apply_context(context: click.Context, option: click.Parameter, name: str | None) -> None:
     """Make the values of the chosen context the defaults of the other options."""
+    context.meta[CONTEXT_OPTION] = name
     try:
         chosen = chosen_context(name)
     except PenstockError:

@@ -4,6 +4,7 @@ import sys
 from typing import Any
 
 from penstock.cli.terminal import size_text, time_text
+from penstock.plurals import count_text
 from penstock.store.tools.dump import plain_body
 from penstock.store.tools.inspection import StoreFiles
 from penstock.store.tools.problem import Problem
@@ -21,8 +22,8 @@ def print_statistics(statistics: StoreStatistics) -> None:
         ("state", statistics.state),
         (
             "log",
-            f"{statistics.segments} segments of {size_text(sizes.segment_bytes)}, offsets "
-            f"{statistics.log_begin:,} to {statistics.log_end:,} "
+            f"{count_text(statistics.segments, 'segment')} of {size_text(sizes.segment_bytes)}, "
+            f"offsets {statistics.log_begin:,} to {statistics.log_end:,} "
             f"({size_text(statistics.log_end - statistics.log_begin)})",
         ),
         ("records", f"{statistics.records:,}{exact}"),
@@ -60,7 +61,7 @@ def print_statistics(statistics: StoreStatistics) -> None:
 
 def _print_queues(statistics: StoreStatistics) -> None:
     topics = {queue.topic for queue in statistics.queues}
-    print(f"{'queues':>10}  {len(statistics.queues)} of {len(topics)} topics")
+    print(f"{'queues':>10}  {len(statistics.queues)} of {count_text(len(topics), 'topic')}")
     if not statistics.queues:
         return
     width = max(5, *(len(queue.topic) for queue in statistics.queues))
@@ -79,8 +80,9 @@ def print_verification(
 ) -> None:
     """Print the output of `store verify`."""
     others = (
-        f", {totals.queue_entries:,} entries of {totals.queues} queues, "
-        f"{totals.index_entries:,} index entries"
+        f", {count_text(totals.queue_entries, 'entry', 'entries')} of "
+        f"{count_text(totals.queues, 'queue')}, "
+        f"{count_text(totals.index_entries, 'index entry', 'index entries')}"
     )
     _print_check(files, totals, problems, unprinted, others)
 
@@ -102,13 +104,15 @@ def _print_check(
     if unprinted:
         print(f"… and {unprinted} more (see --limit)")
     print(
-        f"{totals.records:,} records ({size_text(totals.record_bytes)}){others} checked; "
-        f"{state_of(files)}"
+        f"{count_text(totals.records, 'record')} ({size_text(totals.record_bytes)}){others} "
+        f"checked; {state_of(files)}"
     )
     if totals.damage:
-        print(f"DAMAGED: {totals.damage:,} problems, {totals.notes:,} notes")
+        print(
+            f"DAMAGED: {count_text(totals.damage, 'problem')}, {count_text(totals.notes, 'note')}"
+        )
     else:
-        print(f"good: no damage, {totals.notes:,} notes")
+        print(f"good: no damage, {count_text(totals.notes, 'note')}")
 
 
 def print_message(message: StoredMessage, *, bodies: bool, cut_bytes: int) -> None:
@@ -122,7 +126,7 @@ def print_message(message: StoredMessage, *, bodies: bool, cut_bytes: int) -> No
         parts.append(f"tags={message.tags}")
     if message.keys:
         parts.append(f"keys={','.join(message.keys)}")
-    parts += [f"id={message.message_id}", f"{len(message.body)} bytes"]
+    parts += [f"id={message.message_id}", count_text(len(message.body), "byte")]
     print("  ".join(parts))
     if bodies:
         shown = _body(message, cut_bytes)

@@ -6,6 +6,11 @@ import click
 
 from penstock.cli.confirmation import setting_changes
 from penstock.cli.confirmation.confirm import confirm, yes_option
+from penstock.cli.confirmation.topic_deletion import (
+    TopicDeletion,
+    plan_deletion,
+    print_deletion,
+)
 from penstock.cli.name_completion import topic_names
 from penstock.cli.remote import (
     ClusterOptions,
@@ -15,6 +20,7 @@ from penstock.cli.remote import (
     print_table,
     run,
 )
+from penstock.plurals import count_text
 
 if TYPE_CHECKING:
     from penstock.client.admin.async_admin import TopicDescription, TopicInfo
@@ -58,6 +64,10 @@ def list_topics(
         )
         for info in topics
     ]
+    if not rows:
+        print("there is no topic" + ("" if in_cluster is None else f" in the cluster {in_cluster}"))
+        print("next: penstock topic create NAME")
+        return
     print_table(("TOPIC", "KIND", "TYPE", "READ", "WRITE", "PERM", "BROKERS"), rows)
 
 
@@ -135,29 +145,27 @@ def create(
                 brokers=brokers,
             )
 
-    async def plan() -> list[str]:
+    async def plan() -> "setting_changes.ChangePlan":
         wanted = {
             "read_queues": queues if read_queues is None else read_queues,
             "write_queues": queues if write_queues is None else write_queues,
             "perm_text": perm,
-            "message_type": message_type,
             "order": order,
         }
         given = {setting: value for setting, value in wanted.items() if value is not None}
         async with cluster.admin() as admin:
             return await setting_changes.topic_changes(
-                admin, name, given, cluster=in_cluster, brokers=brokers
+                admin, name, given, changes, cluster=in_cluster, brokers=brokers
             )
 
-    if not yes and setting_changes.somebody_is_there():
-        setting_changes.confirm_changes(f"topic {name}", run(plan()))
+    setting_changes.confirm_changes(f"topic {name}", run(plan()), yes=yes)
     info = run(work())
     if as_json:
         print_json(_topic_json(info))
         return
     for broker, settings in info.brokers.items():
         print(
-            f"topic {name} is on {broker}: {settings.write_queues} queues to write, "
+            f"topic {name} is on {broker}: {count_text(settings.write_queues, 'queue')} to write, "
             f"{settings.read_queues} to read, {settings.perm_text}, {settings.message_type}"
         )
 
@@ -185,47 +193,35 @@ def describe(cluster: ClusterOptions, name: str, as_json: bool) -> None:
 @click.argument("name", shell_complete=topic_names)
 @click.option("-c", "--cluster", "in_cluster", help="Only on brokers of this cluster.")
 @yes_option
-def delete(cluster: ClusterOptions, name: str, in_cluster: str | None, yes: bool) -> None:
+@json_option
+def delete(
+    cluster: ClusterOptions, name: str, in_cluster: str | None, yes: bool, as_json: bool
+) -> None:
     """Delete a topic and its messages from brokers and NameServers.
 
     Without --cluster it is deleted in all clusters. The confirmation names the brokers.
     """
 
-    async def plan() -> "tuple[TopicDescription, set[str]]":
+    async def plan() -> TopicDeletion:
         async with cluster.admin() as admin:
-            described = await admin.describe_topic(name)
-            return described, {broker.name for broker in await admin.masters(in_cluster)}
+            return await plan_deletion(admin, name, in_cluster)
 
     async def work() -> list[str]:
         async with cluster.admin() as admin:
             return await admin.delete_topic(name, cluster=in_cluster)
 
     if not yes:
-        described, masters = run(plan())
-        _print_deletion(described, masters)
-        having = [broker for broker in described.topic.brokers if broker in masters]
-        brokers = ", ".join(having) or "the NameServers"
+        planned = run(plan())
+        print_deletion(planned)
+        brokers = ", ".join(planned.brokers) or "the NameServers"
         confirm(f"Delete the topic {name} with all its messages on {brokers}?", yes=yes)
-    print(f"deleted topic {name} on {', '.join(run(work())) or 'the NameServers'}")
+    deleted = run(work())
+    if as_json:
+        from penstock.cli.schemas.topic_output import DeletedTopic
 
-
-def _print_deletion(described: "TopicDescription", masters: set[str]) -> None:
-    """Say what a deletion deletes, on stderr like the question."""
-    from penstock.client.diagnosis.wording import count_text
-
-    queues = [state for state in described.queues if state.queue.broker_name in masters]
-    lines = [
-        f"{state.queue.broker_name} queue {state.queue.queue_id}: "
-        f"{count_text(state.count, 'message')} (offsets {state.min_offset} to {state.max_offset})"
-        for state in queues
-        if state.count
-    ]
-    total = count_text(sum(state.count for state in queues), "message")
-    lines.append(f"{total} in {count_text(len(queues), 'queue')}")
-    if described.groups:
-        lines.append(f"groups that lose their messages: {', '.join(described.groups)}")
-    lines += [f"{broker} can't be reached; it keeps the topic" for broker in described.unreachable]
-    click.echo("\n".join(lines), err=True)
+        print_json(DeletedTopic(topic=name, brokers=deleted))
+        return
+    print(f"deleted topic {name} on {', '.join(deleted) or 'the NameServers'}")
 
 
 async def _list(
@@ -245,7 +241,6 @@ def _distinct(texts: Any) -> str:
 
 def _print_description(found: "TopicDescription") -> None:
     from penstock.cli.terminal import time_text
-    from penstock.client.diagnosis.wording import count_text
 
     info = found.topic
     total = count_text(sum(state.count for state in found.queues), "message")

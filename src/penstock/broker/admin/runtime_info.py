@@ -1,6 +1,6 @@
 """Run-time information of a broker, for tools."""
 
-from penstock.broker.admin.process_memory import memory_bytes
+from penstock.broker.admin.process_memory import mapped_files_max, memory_bytes, open_files_max
 from penstock.broker.context import BrokerContext
 from penstock.broker.delay.timers import Timers
 from penstock.rpc.answers import Answer, Reply
@@ -148,8 +148,17 @@ def _replication_info(context: BrokerContext) -> dict[str, str]:
     return info
 
 
+def _limits() -> dict[str, str]:
+    """The limits of this process, for `penstock doctor`; those that exist."""
+    limits = {
+        "penstockOpenFilesMax": open_files_max(),
+        "penstockMappedFilesMax": mapped_files_max(),
+    }
+    return {name: str(limit) for name, limit in limits.items() if limit is not None}
+
+
 def _disk_info(store: MessageStore, confirm_offset: int) -> dict[str, str]:
-    """Values that need the disk; may wait for it."""
+    """Values that need the disk or other files; may wait for them."""
     disk, paths = store.disk, store.paths
     root, log = disk.space(paths.root), disk.space(paths.log)
     begin = store.log.begin()
@@ -163,4 +172,5 @@ def _disk_info(store: MessageStore, confirm_offset: int) -> dict[str, str]:
         "consumeQueueDiskRatio": str(disk.space(paths.queues).percent / 100),
         "earliestMessageTimeStamp": str(earliest_ms),
         **({} if memory is None else {"penstockMemoryBytes": str(memory)}),
+        **_limits(),
     }

@@ -1,6 +1,6 @@
 """`penstock acl …`: access rules of users."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -9,6 +9,7 @@ from penstock.cli.confirmation.confirm import confirm, yes_option
 from penstock.cli.remote import BrokerOptions, broker_options, json_option, print_json, print_table
 
 if TYPE_CHECKING:
+    from penstock.cli.schemas.access_output import ChangedRule
     from penstock.wire.bodies.cluster_bodies import AclInfo
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -46,6 +47,7 @@ def _rule_command(command: F) -> F:
     """Add the arguments and options of the commands that set a rule."""
     result: Any = command
     for parameter in (
+        json_option,
         _policy,
         _source,
         click.argument("actions"),
@@ -77,7 +79,10 @@ def deny(brokers: BrokerOptions, **rule: Any) -> None:
 @click.argument("resource", required=False, default="")
 @_policy
 @yes_option
-def delete(brokers: BrokerOptions, user: str, resource: str, policy: str, yes: bool) -> None:
+@json_option
+def delete(
+    brokers: BrokerOptions, user: str, resource: str, policy: str, yes: bool, as_json: bool
+) -> None:
     """Delete the rule for RESOURCE, or all rules of USER."""
     from penstock.wire.codes import RequestCode
 
@@ -87,7 +92,11 @@ def delete(brokers: BrokerOptions, user: str, resource: str, policy: str, yes: b
     ext = {"subject": _subject(user), "policyType": policy}
     if resource:
         ext["resource"] = resource
-    for address, _ in brokers.ask_each(RequestCode.AUTH_DELETE_ACL, ext):
+    done = brokers.ask_each(RequestCode.AUTH_DELETE_ACL, ext)
+    if as_json:
+        print_json(_change(user, policy, done, resource=resource or None))
+        return
+    for address, _ in done:
         rules = f"the rule for {resource}" if resource else "all rules"
         print(f"deleted {rules} of user {user} on {address}")
 
@@ -121,6 +130,9 @@ def list_rules(brokers: BrokerOptions, part: str, resource: str, as_json: bool) 
     rows = _rows(fastjson.decode(body, list[AclInfo]) if body else [])
     if as_json:
         print_json(rows)
+    elif not rows:
+        print("there is no access rule" + (" that matches" if ext else ""))
+        print("next: penstock acl grant --help")
     else:
         print_table(_HEADS, [list(row.values()) for row in rows])
 
@@ -134,6 +146,7 @@ def _put(
     sources: tuple[str, ...],
     policy: str,
     decision: str,
+    as_json: bool,
 ) -> None:
     from penstock.wire import fastjson
     from penstock.wire.bodies.cluster_bodies import AclInfo, PolicyEntryInfo, PolicyInfo
@@ -148,8 +161,36 @@ def _put(
     subject = _subject(user)
     info = AclInfo(subject=subject, policies=[PolicyInfo(policy_type=policy, entries=[entry])])
     body = fastjson.encode(info)
-    for address, _ in brokers.ask_each(RequestCode.AUTH_UPDATE_ACL, {"subject": subject}, body):
+    done = brokers.ask_each(RequestCode.AUTH_UPDATE_ACL, {"subject": subject}, body)
+    if as_json:
+        rule = {"resource": resource, "actions": ",".join(entry.actions or [])}
+        print_json(_change(user, policy, done, **rule, decision=decision))
+        return
+    for address, _ in done:
         print(f"{decision.lower()}: {user} {actions} {resource} on {address}")
+
+
+def _change(
+    user: str,
+    policy: str,
+    done: Sequence[tuple[str, bytes]],
+    *,
+    resource: str | None,
+    actions: str | None = None,
+    decision: str | None = None,
+) -> "ChangedRule":
+    """A rule that was set, or without a decision deleted."""
+    from penstock.cli.schemas.access_output import ChangedRule
+
+    return ChangedRule(
+        user=user.removeprefix("User:"),
+        change="deleted" if decision is None else "set",
+        policy=policy,
+        resource=resource,
+        actions=actions,
+        decision=decision,
+        brokers=[address for address, _ in done],
+    )
 
 
 def _subject(user: str) -> str:

@@ -1,11 +1,12 @@
 """`penstock user …`: users of brokers."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from penstock.cli.access.acl_command import print_rules
-from penstock.cli.confirmation.confirm import confirm, yes_option
+from penstock.cli.confirmation.confirm import ask_secret, confirm, yes_option
 from penstock.cli.remote import BrokerOptions, broker_options, json_option, print_json, print_table
 
 if TYPE_CHECKING:
@@ -32,24 +33,23 @@ def user() -> None:
 @user.command()
 @broker_options
 @click.argument("name")
-@click.option(
-    "--password",
-    prompt=True,
-    hide_input=True,
-    confirmation_prompt=True,
-    help="Password, which is also the secret key. Prompted for if omitted.",
-)
+@click.option("--password", help="Password, which is also the secret key. Prompted for if omitted.")
 @click.option("--super", "is_super", is_flag=True, help="Create a super user.")
-def create(brokers: BrokerOptions, name: str, password: str, is_super: bool) -> None:
+@json_option
+def create(
+    brokers: BrokerOptions, name: str, password: str | None, is_super: bool, as_json: bool
+) -> None:
     """Create a user."""
     from penstock.wire import fastjson
     from penstock.wire.bodies.cluster_bodies import UserInfo
     from penstock.wire.codes import RequestCode
 
+    if password is None:
+        password = ask_secret("Password", "--password", repeat=True)
     info = UserInfo(username=name, password=password, user_type="Super" if is_super else "Normal")
     body = fastjson.encode(info)
-    for address, _ in brokers.ask_each(RequestCode.AUTH_CREATE_USER, {"username": name}, body):
-        print(f"created user {name} on {address}")
+    done = brokers.ask_each(RequestCode.AUTH_CREATE_USER, {"username": name}, body)
+    _print_change(name, "created", done, as_json=as_json)
 
 
 @user.command()
@@ -58,12 +58,14 @@ def create(brokers: BrokerOptions, name: str, password: str, is_super: bool) -> 
 @click.option("--password", help="Set a new password.")
 @click.option("--super/--normal", "is_super", default=None, help="Change the type of the user.")
 @click.option("--enable/--disable", "enabled", default=None, help="Enable or disable the user.")
+@json_option
 def update(
     brokers: BrokerOptions,
     name: str,
     password: str | None,
     is_super: bool | None,
     enabled: bool | None,
+    as_json: bool,
 ) -> None:
     """Change the given properties of a user."""
     from penstock.wire import fastjson
@@ -81,23 +83,24 @@ def update(
         user_status=None if enabled is None else "enable" if enabled else "disable",
     )
     body = fastjson.encode(info)
-    for address, _ in brokers.ask_each(RequestCode.AUTH_UPDATE_USER, {"username": name}, body):
-        print(f"changed user {name} on {address}")
+    done = brokers.ask_each(RequestCode.AUTH_UPDATE_USER, {"username": name}, body)
+    _print_change(name, "changed", done, as_json=as_json)
 
 
 @user.command()
 @broker_options
 @click.argument("name")
 @yes_option
-def delete(brokers: BrokerOptions, name: str, yes: bool) -> None:
+@json_option
+def delete(brokers: BrokerOptions, name: str, yes: bool, as_json: bool) -> None:
     """Delete a user and its access rules."""
     from penstock.wire.codes import RequestCode
 
     if not yes:
         print_rules(brokers, name, err=True)
         confirm(f"Delete the user {name} and its rules?", yes=yes)
-    for address, _ in brokers.ask_each(RequestCode.AUTH_DELETE_USER, {"username": name}):
-        print(f"deleted user {name} on {address}")
+    done = brokers.ask_each(RequestCode.AUTH_DELETE_USER, {"username": name})
+    _print_change(name, "deleted", done, as_json=as_json)
 
 
 @user.command()
@@ -132,7 +135,43 @@ def list_users(brokers: BrokerOptions, part: str, show_password: bool, as_json: 
 
     body = brokers.ask_first(RequestCode.AUTH_LIST_USER, {"filter": part} if part else {})
     users = fastjson.decode(body, list[UserInfo]) if body else []
+    if not users and not as_json:
+        print("there is no user" + (f" whose name contains {part!r}" if part else ""))
+        _print_access_control(brokers)
+        return
     _print(users, show_password=show_password, as_json=as_json)
+
+
+def _print_change(
+    name: str,
+    change: Literal["created", "changed", "deleted"],
+    done: Sequence[tuple[str, bytes]],
+    *,
+    as_json: bool,
+) -> None:
+    from penstock.cli.schemas.access_output import ChangedUser
+
+    addresses = [address for address, _ in done]
+    if as_json:
+        print_json(ChangedUser(user=name, change=change, brokers=addresses))
+        return
+    for address in addresses:
+        print(f"{change} user {name} on {address}")
+
+
+def _print_access_control(brokers: BrokerOptions) -> None:
+    """Say whether the first broker checks requests, if it tells."""
+    from penstock.errors import PenstockError
+    from penstock.wire.codes import RequestCode
+    from penstock.wire.java_properties import parse_properties
+
+    try:
+        settings = parse_properties(brokers.ask_first(RequestCode.GET_BROKER_CONFIG, {}))
+    except PenstockError:
+        settings = {}
+    if settings.get("authenticationEnabled") == "false":
+        print("access control is off: the broker accepts all requests (authenticationEnabled)")
+    print("next: penstock user create NAME")
 
 
 def _print(users: "list[UserInfo]", *, show_password: bool, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from penstock.cli.remote import ClusterOptions, cluster_options, json_option, print_json, run
 from penstock.cli.times import to_duration
@@ -212,6 +213,14 @@ def _plan(
         raise click.UsageError("give --topic, or --create-topic for a topic of its own")
     if not duration:
         raise click.BadParameter("it must be longer than 0", param_hint="--duration")
+    if mode == "consume" and start == "first":
+        source = click.get_current_context().get_parameter_source("warmup")
+        if warmup and source is ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                "--warmup can't be used with --from first: the messages of the warm-up would be "
+                "missing in the result"
+            )
+        warmup = timedelta()
     run_name = f"penstock-bench-{secrets.token_hex(4)}"
     workload = Workload(
         mode=mode,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from penstock.cli.bench.measurement import Measurement, Percentiles, elapsed_s
 from penstock.cli.terminal import size_text
+from penstock.plurals import count_text
 
 BEHIND_MS_MAX = 10.0
 """A generator whose p99 is later than this is behind its schedule."""
@@ -141,9 +142,13 @@ class BenchReport:
                     "Latencies grow with the length of such a run."
                 )
         if self.delivery is not None and self.delivery.lost:
-            yield f"{self.delivery.lost:,} acknowledged messages did not arrive in time."
+            lost = count_text(self.delivery.lost, "acknowledged message")
+            yield f"{lost} did not arrive in time."
         if self.messages == 0:
-            yield "No message counted. Give a longer --duration, or look at the errors."
+            if self.workload.mode == "consume":
+                yield "No message arrived. Check that the topic has messages for this group."
+            else:
+                yield "No message counted. Give a longer --duration, or look at the errors."
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON form."""
@@ -221,12 +226,11 @@ def _latency_name(work: Workload) -> str:
 
 def _load_text(work: Workload) -> str:
     if work.mode == "consume":
-        who = "1 consumer" if work.consumers == 1 else f"{work.consumers} consumers"
-        return f"{who} of {work.topic}"
+        return f"{count_text(work.consumers, 'consumer')} of {work.topic}"
     how = (
         f"open loop, {work.rate:,.0f} messages/s"
         if work.rate is not None
-        else f"closed loop, {work.concurrency} requests at a time"
+        else f"closed loop, {count_text(work.concurrency or 0, 'request')} at a time"
     )
     batch = f", {work.batch} per request" if work.batch > 1 else ""
     return f"{how}, {work.size:,} B each{batch}, to {work.topic}"

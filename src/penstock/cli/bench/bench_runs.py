@@ -13,7 +13,7 @@ from penstock.cli.bench.bench_report import BenchReport, DeliveryCounts, Workloa
 from penstock.cli.bench.live_line import live_line
 from penstock.cli.bench.loads import ClosedLoop, Requests, run_open
 from penstock.cli.bench.measurement import Measurement
-from penstock.cli.bench.receiving import ArrivalReceiver, StampedReceiver, consumers
+from penstock.cli.bench.receiving import PRIMING_BODY, ArrivalReceiver, StampedReceiver, consumers
 from penstock.cli.bench.schedule import SECOND_NS, Schedule, Window
 from penstock.cli.bench.stamped_body import StampedBodies
 from penstock.cli.remote import ClusterOptions
@@ -134,8 +134,8 @@ async def _consume(cluster: ClusterOptions, plan: BenchPlan, stop: asyncio.Event
         async with _producers(cluster, work) as producers:
             filling = Requests(producers, work, Measurement(Window(0, 0)))
             await ClosedLoop(filling, FILL_CONCURRENCY, stop, count=plan.fill).run()
-    measured = Measurement(Window(0, 0))
-    receiver = ArrivalReceiver(measured, ages=plan.start_at == "last")
+    from_last = plan.start_at == "last"
+    receiver = ArrivalReceiver(lambda: Measurement(_window(work)), ages=from_last)
     async with consumers(
         work.consumers,
         cluster.nameserver,
@@ -146,11 +146,12 @@ async def _consume(cluster: ClusterOptions, plan: BenchPlan, stop: asyncio.Event
         concurrency=work.concurrency,
         **cluster.keywords(),
     ):
-        window = _window(work)
-        receiver.measured = measured = Measurement(window)
-        cpu = _Cpu(window)
-        async with live_line(measured):
-            drained = await _until_end(measured, stop, ends=plan.start_at != "last")
+        begins = from_last or await receiver.wait_for_first(work.duration_s, stop)
+        measured, drained = receiver.start(), False
+        cpu = _Cpu(measured.window)
+        if begins:
+            async with live_line(measured):
+                drained = await _until_end(measured, stop, ends=not from_last)
         cpu_percent = cpu.percent(idle_s=IDLE_S if drained else 0.0)
     return BenchReport.of(
         work, measured, cpu_percent=cpu_percent, interrupted=stop.is_set(), drained=drained
@@ -213,7 +214,7 @@ async def _producers(
             made.append(await running.enter_async_context(producer))
         for producer in made:
             for queue in await producer.queues(work.topic):
-                await producer.send(Message(work.topic, b"connect", work.tags), queue=queue)
+                await producer.send(Message(work.topic, PRIMING_BODY, work.tags), queue=queue)
         yield made
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from penstock.cli.bench.bench_report import ms_text
 from penstock.cli.bench.measurement import MS_NS, Measurement
 from penstock.cli.bench.schedule import SECOND_NS
+from penstock.plurals import count_text
 
 EVERY_S = 0.5
 _CLEAR = "\r\x1b[K"
@@ -36,7 +37,7 @@ def progress_text(
         words.append(f"{in_flight:,} in flight")
     errors = measured.errors.total()
     if errors:
-        words.append(f"{errors:,} errors")
+        words.append(count_text(errors, "error"))
     return "  ".join(words)
 
 

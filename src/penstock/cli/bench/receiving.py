@@ -20,6 +20,8 @@ HANDLE_BATCH = 32
 PROBE_EVERY_S = 0.5
 READY_S_MAX = 60.0
 POLL_S = 0.05
+PRIMING_BODY = b"penstock bench: connect"
+"""The body of the messages that open the connections of producers; they are not counted."""
 
 
 class StampedReceiver:
@@ -70,18 +72,43 @@ class StampedReceiver:
 
 
 class ArrivalReceiver:
-    """Receives whatever is in a topic, and records its age if that is wanted."""
+    """Receives whatever is in a topic, and records its age if that is wanted.
 
-    def __init__(self, measured: Measurement, *, ages: bool) -> None:
-        self.measured = measured
+    The measurement begins with the first message, or, for new messages (`ages`), with `start`.
+    """
+
+    def __init__(self, begin: Callable[[], Measurement], *, ages: bool) -> None:
+        self._begin = begin
         self._ages = ages
+        self._measured: Measurement | None = None
+
+    def start(self) -> Measurement:
+        """Begin the measurement unless it has begun."""
+        if self._measured is None:
+            self._measured = self._begin()
+        return self._measured
 
     def receive(self, messages: "Sequence[ReceivedMessage]") -> None:
         """Record messages that were delivered together. Ages compare two machines' clocks."""
+        if self._measured is None and self._ages:
+            return
+        counted = [message for message in messages if not _is_priming(message)]
+        if not counted:
+            return
+        measured = self.start()
         now_ns, now_ms = time.monotonic_ns(), time.time_ns() / MS_NS
-        for message in messages:
+        for message in counted:
             age_ns = round((now_ms - message.store_ms) * MS_NS) if self._ages else None
-            self.measured.arrived(now_ns, age_ns, message.body_length)
+            measured.arrived(now_ns, age_ns, message.body_length)
+
+    async def wait_for_first(self, seconds: float, stop: asyncio.Event) -> bool:
+        """Return when a message has arrived, or after this time; whether one has."""
+        await _until(lambda: stop.is_set() or self._measured is not None, seconds)
+        return self._measured is not None
+
+
+def _is_priming(message: "ReceivedMessage") -> bool:
+    return message.body_length == len(PRIMING_BODY) and message.body == PRIMING_BODY
 
 
 @contextlib.asynccontextmanager

@@ -23,6 +23,7 @@ from penstock.cli.schemas.topic_output import TopicOnBroker
 from penstock.client.admin.admin_topics import ORDER_NAMESPACE
 from penstock.client.admin.admin_values import TopicKind, TopicSettings
 from penstock.errors import PenstockError
+from penstock.plurals import count_text
 from penstock.wire import fastjson
 from penstock.wire.bodies.cluster_bodies import AclInfo, UserInfo
 from penstock.wire.codes import RETRY_TOPIC_PREFIX, RequestCode
@@ -109,7 +110,7 @@ async def collect_access(
     ]
     missing = sum(one.password is None for one in defined)
     if secrets and missing:
-        notes.append(f"the broker did not tell the passwords of {missing} users")
+        notes.append(f"the broker did not tell the passwords of {count_text(missing, 'user')}")
     return defined, rules
 
 

@@ -1,5 +1,6 @@
 """`penstock export` and `penstock import`."""
 
+from collections.abc import Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -14,6 +15,7 @@ from penstock.cli.remote import (
     print_table,
     run,
 )
+from penstock.plurals import count_text
 
 if TYPE_CHECKING:
     from penstock.cli.definitions.import_plan import Item
@@ -82,8 +84,14 @@ def export_definitions(
         write_private(output, text)
     else:
         output.write_text(text, encoding="utf-8")
-    counts = f"{len(found.topics)} topics, {len(found.groups)} groups, {len(found.users)} users"
-    print(f"wrote {counts}, {len(found.rules)} rules to {output}")
+    parts: dict[str, Sized] = {
+        "topic": found.topics,
+        "group": found.groups,
+        "user": found.users,
+        "rule": found.rules,
+    }
+    counts = ", ".join(count_text(len(part), noun) for noun, part in parts.items())
+    print(f"wrote {counts} to {output}")
 
 
 @click.command(name="import")
@@ -149,7 +157,7 @@ def import_definitions(
         return 0
     if file.name == "<stdin>" and not yes:
         raise click.UsageError("add --yes: the definitions are read from stdin, so is the answer")
-    confirm(f"Make {len(changes)} changes?", yes=yes)
+    confirm(f"Make {count_text(len(changes), 'change')}?", yes=yes)
     failed = run(work(items))
     if offsets:
         failed |= run(_set_offsets(cluster, wanted, items))
@@ -200,7 +208,7 @@ def _print_result(items: "list[Item]", failed: "dict[Item, PenstockError]") -> N
         if item.kind == "user" and item.change == "create" and item not in failed and password:
             passwords[item.name] = password
     done = sum(item.is_change for item in items) - len(failed)
-    print(f"made {done} changes, {len(failed)} failed")
+    print(f"made {count_text(done, 'change')}, {len(failed)} failed")
     for name, password in passwords.items():
         print(f"user {name} has the password {password}")
 

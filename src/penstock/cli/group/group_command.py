@@ -8,6 +8,7 @@ from penstock.cli.confirmation import setting_changes
 from penstock.cli.confirmation.confirm import confirm, yes_option
 from penstock.cli.group import group_text
 from penstock.cli.group.group_reset import clone, reset, undo
+from penstock.cli.known_names import find_group
 from penstock.cli.name_completion import group_names, topic_names
 from penstock.cli.remote import ClusterOptions, cluster_options, json_option, print_json, run
 
@@ -57,6 +58,9 @@ def list_groups(
     groups, loads = run(work())
     if as_json:
         print_json([group_text.row_json(info, loads.get(info.name)) for info in groups])
+    elif not groups:
+        print("there is no group" + ("" if in_cluster is None else f" in the cluster {in_cluster}"))
+        print("a consumer creates its group when it starts; or: penstock group create NAME")
     else:
         group_text.print_groups(groups, loads, with_lag=with_lag)
 
@@ -123,15 +127,14 @@ def create(
         async with cluster.admin() as admin:
             return await admin.create_group(name, cluster=in_cluster, brokers=brokers, **changes)
 
-    async def plan() -> list[str]:
+    async def plan() -> "setting_changes.ChangePlan":
         async with cluster.admin() as admin:
             groups = {one.name: one for one in await admin.groups(system=True)}
             return await setting_changes.group_changes(
                 admin, groups.get(name), changes, cluster=in_cluster, brokers=brokers
             )
 
-    if not yes and setting_changes.somebody_is_there():
-        setting_changes.confirm_changes(f"group {name}", run(plan()))
+    setting_changes.confirm_changes(f"group {name}", run(plan()), yes=yes)
     info = run(work())
     if as_json:
         print_json(group_text.group_json(info))
@@ -171,7 +174,10 @@ def members(cluster: ClusterOptions, name: str, as_json: bool) -> None:
 
     async def work() -> "GroupMembers":
         async with cluster.admin() as admin:
-            return await admin.members(name)
+            found = await admin.members(name)
+            if not found.members and not found.unreachable:
+                await find_group(admin, name)
+            return found
 
     found = run(work())
     if as_json:
@@ -186,8 +192,14 @@ def members(cluster: ClusterOptions, name: str, as_json: bool) -> None:
 @click.option("--keep-offsets", is_flag=True, help="Keep the offsets of the group.")
 @click.option("-c", "--cluster", "in_cluster", help="Only on brokers of this cluster.")
 @yes_option
+@json_option
 def delete(
-    cluster: ClusterOptions, name: str, keep_offsets: bool, in_cluster: str | None, yes: bool
+    cluster: ClusterOptions,
+    name: str,
+    keep_offsets: bool,
+    in_cluster: str | None,
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """Delete a group with its offsets, its retry topic and its dead letters."""
 
@@ -202,27 +214,13 @@ def delete(
     if not yes:
         group_text.print_deletion(run(plan()), keep_offsets=keep_offsets)
         confirm(f"Delete the group {name}?", yes=yes)
-    print(f"deleted group {name} on {', '.join(run(work()))}")
+    deleted = run(work())
+    if as_json:
+        from penstock.cli.schemas.group_output import DeletedGroup
 
-
-async def find_group(admin: "AsyncAdmin", name: str) -> "GroupInfo":
-    """The settings of a group; raises GroupNotExist.
-
-    It reads the whole list, because Apache's broker creates a group that is queried alone.
-    """
-    from difflib import get_close_matches
-
-    from penstock.errors import GroupNotExist
-
-    groups = {info.name: info for info in await admin.groups(system=True)}
-    if name not in groups:
-        similar = get_close_matches(name, groups, 3)
-        raise GroupNotExist(
-            f"no broker has the group {name!r}"
-            + (f" (similar groups: {', '.join(similar)})" if similar else ""),
-            hint="check its name and namespace; penstock group list shows the groups",
-        )
-    return groups[name]
+        print_json(DeletedGroup(group=name, brokers=deleted, offsets_kept=keep_offsets))
+        return
+    print(f"deleted group {name} on {', '.join(deleted)}")
 
 
 async def _loads(admin: "AsyncAdmin", groups: "list[GroupInfo]") -> "dict[str, Load]":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from penstock.cli.confirmation.confirm import confirm, yes_option
+from penstock.cli.known_names import check_topic, find_group
 from penstock.cli.name_completion import group_names, topic_names
 from penstock.cli.remote import (
     ClusterOptions,
@@ -16,6 +17,7 @@ from penstock.cli.remote import (
     print_table,
     run,
 )
+from penstock.plurals import count_text
 
 if TYPE_CHECKING:
     from penstock.cli.group.undo_plans import UndoPlan
@@ -73,6 +75,8 @@ def reset(
     target = read_target(to, offsets, topic)
 
     async def plan(admin: "AsyncAdmin") -> "ResetPlan":
+        await check_topic(admin, topic)
+        await find_group(admin, name)
         return await admin.plan_reset(name, topic, target)
 
     return _change(cluster, plan, yes=yes, dry_run=dry_run, as_json=as_json)
@@ -96,6 +100,9 @@ def clone(
     """Give the group NAME the offsets of the group SOURCE in a topic."""
 
     async def plan(admin: "AsyncAdmin") -> "ResetPlan":
+        await check_topic(admin, topic)
+        for group in (source, name):
+            await find_group(admin, group)
         return await admin.plan_clone(source, name, topic)
 
     return _change(cluster, plan, yes=yes, dry_run=dry_run, as_json=as_json)
@@ -217,19 +224,31 @@ def _print_plan(plan: "ResetPlan", *, err: bool) -> None:
     ]
     click.echo(f"group {plan.group}, topic {plan.topic}", err=err)
     print_table(("BROKER", "QUEUE", "BEFORE", "AFTER", "CHANGE"), rows, err=err)
-    click.echo(
-        f"{plan.skipped:,} messages will be skipped, {plan.repeated:,} will be consumed again",
-        err=err,
-    )
-    unknown = sum(move.old is None for move in plan.moves)
-    if unknown:
-        click.echo(
-            f"{unknown} queues have no offset yet; the change of these can't be undone", err=err
+    click.echo(_effect(plan), err=err)
+
+
+def _effect(plan: "ResetPlan") -> str:
+    """What the changes mean for the group, as text."""
+    if not plan.moves:
+        return "nothing changes"
+    skipped = count_text(plan.skipped, "message")
+    lines = []
+    if plan.unknown < len(plan.moves):
+        lines.append(f"{skipped} will be skipped, {plan.repeated:,} will be consumed again")
+    if plan.unknown:
+        queues = count_text(plan.unknown, "queue")
+        has = "has" if plan.unknown == 1 else "have"
+        lines.append(
+            f"{queues} {has} no offset yet: how many messages will be skipped or consumed again "
+            "there is unknown, and the change there can't be undone"
         )
+    return "\n".join(lines)
 
 
 def _print_result(plan: "ResetPlan", result: "ResetResult", saved: str | None) -> None:
-    print(f"changed the offsets of {len(result.moves)} queues of the group {plan.group}")
+    print(
+        f"changed the offsets of {count_text(len(result.moves), 'queue')} of the group {plan.group}"
+    )
     if result.live:
         print(f"consumers at {', '.join(result.live)} continue there with their next pull")
     for move, error in result.failed:
@@ -263,6 +282,7 @@ def _report(
         ],
         skipped=sum(max(move.skipped or 0, 0) for move in moves),
         repeated=sum(max(-(move.skipped or 0), 0) for move in moves),
+        unknown_queues=sum(move.old is None for move in moves),
         live=[] if result is None else list(result.live),
         failed=[
             OffsetFailure(

@@ -22,6 +22,7 @@ from penstock.client.admin.admin_values import (
     GroupProgress,
     GroupSettings,
 )
+from penstock.plurals import count_text
 
 UNKNOWN = "unknown"
 
@@ -58,7 +59,7 @@ def seconds_text(ms: int | None) -> str:
     return f"{seconds / 3600:,.1f} h"
 
 
-def count_text(count: int | None) -> str:
+def number_text(count: int | None) -> str:
     """A number as text."""
     return UNKNOWN if count is None else f"{count:,}"
 
@@ -66,7 +67,7 @@ def count_text(count: int | None) -> str:
 def settings_text(settings: GroupSettings) -> str:
     """The settings of a group in one line."""
     parts = [
-        f"{settings.retries_max} retries",
+        count_text(settings.retries_max, "retry", "retries"),
         "orderly" if settings.orderly else "concurrent",
         "enabled" if settings.consume_enabled else "disabled",
     ]
@@ -89,7 +90,7 @@ def print_groups(groups: Sequence[GroupInfo], loads: Mapping[str, Load], *, with
         ]
         if with_lag:
             load = loads[info.name]
-            row += [count_text(load.members), count_text(load.lag), seconds_text(load.lag_ms)]
+            row += [number_text(load.members), number_text(load.lag), seconds_text(load.lag_ms)]
         rows.append((*row, ", ".join(info.brokers)))
     more = ("MEMBERS", "LAG", "BEHIND") if with_lag else ()
     print_table(("GROUP", "ENABLED", "ORDERLY", "RETRIES", *more, "BROKERS"), rows)
@@ -98,7 +99,7 @@ def print_groups(groups: Sequence[GroupInfo], loads: Mapping[str, Load], *, with
 def print_details(info: GroupInfo, members: GroupMembers, progress: GroupProgress) -> None:
     """Print settings, members and progress."""
     print(
-        f"group {info.name}: lag {count_text(progress.lag)} messages, "
+        f"group {info.name}: lag {_messages(progress.lag)}, "
         f"behind {seconds_text(progress.lag_ms)}, {progress.tps:.1f} messages/s"
     )
     for broker in sorted({*progress.unreachable, *members.unreachable}):
@@ -135,7 +136,7 @@ def print_details(info: GroupInfo, members: GroupMembers, progress: GroupProgres
                 str(at.queue.queue_id),
                 "-" if at.committed is None else str(at.committed),
                 str(at.max_offset),
-                count_text(at.lag),
+                number_text(at.lag),
                 seconds_text(at.lag_ms),
                 at.client_id or "-",
             )
@@ -170,14 +171,24 @@ def print_deletion(plan: GroupDeletion, *, keep_offsets: bool) -> None:
         by_topic: dict[str, int] = {}
         for at in plan.progress.queues:
             by_topic[at.queue.topic] = by_topic.get(at.queue.topic, 0) + (at.committed is not None)
-        lines += [f"offsets in {topic}: {count} queues" for topic, count in by_topic.items()]
-    lines += [f"topic {topic}: {count:,} messages" for topic, count in plan.topics.items()]
+        lines += [
+            f"offsets in {topic}: {count_text(count, 'queue')}" for topic, count in by_topic.items()
+        ]
+    lines += [
+        f"topic {topic}: {count_text(count, 'message')}" for topic, count in plan.topics.items()
+    ]
     if plan.members:
-        lines.append(f"{len(plan.members)} clients are connected: {', '.join(plan.members)}")
+        clients = count_text(len(plan.members), "client")
+        are = "is" if len(plan.members) == 1 else "are"
+        lines.append(f"{clients} {are} connected: {', '.join(plan.members)}")
     lines += [
         f"{broker} can't be reached; it keeps the group" for broker in plan.progress.unreachable
     ]
     click.echo("\n".join(lines), err=True)
+
+
+def _messages(count: int | None) -> str:
+    return UNKNOWN if count is None else count_text(count, "message")
 
 
 def _distinct(texts: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ import click
 from penstock.cli.name_completion import group_names
 from penstock.cli.remote import ClusterOptions, cluster_options, json_option, print_json, run
 from penstock.errors import NoNameServer, NoRoute, PeerError, PenstockError
+from penstock.plurals import count_text
 
 if TYPE_CHECKING:
     from penstock.cli.health.check_rules import CheckResult, Limits
@@ -122,6 +123,13 @@ def check(
     from penstock.cli.health.check_rules import CheckResult, FailedCheck, Limits, State
 
     def pair(name: str) -> Limits:
+        warning, critical = limits[f"{name}_warning"], limits[f"{name}_critical"]
+        if None not in (warning, critical) and warning > critical:
+            option = name.replace("_", "-")
+            raise click.UsageError(
+                f"--{option}-warning ({warning:g}) must not exceed --{option}-critical "
+                f"({critical:g})"
+            )
         return Limits(limits[f"{name}_warning"], limits[f"{name}_critical"])
 
     plan = CheckPlan(
@@ -166,7 +174,8 @@ async def _check(admin: "AsyncAdmin", plan: CheckPlan) -> "tuple[CheckResult, st
     by_group = plan.lag.given or plan.behind.given or plan.dead_letters.given
     if by_group and any(one.broker.is_master and one.problem is None for one in state.brokers):
         checked += await _check_groups(admin, plan)
-    return checked, f"{len(state.brokers)} brokers answer"
+    count = len(state.brokers)
+    return checked, f"{count_text(count, 'broker')} {'answers' if count == 1 else 'answer'}"
 
 
 async def _check_groups(admin: "AsyncAdmin", plan: CheckPlan) -> "CheckResult":

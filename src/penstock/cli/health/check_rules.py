@@ -12,6 +12,7 @@ from enum import IntEnum
 from penstock.client.admin.admin_values import BrokerState, GroupProgress
 from penstock.client.admin.replication.admin_replication import ReplicaStatus
 from penstock.errors import PeerError
+from penstock.plurals import count_text
 
 
 class State(IntEnum):
@@ -143,11 +144,10 @@ def check_brokers(
             problems.append(FailedCheck(State.UNKNOWN, text))
     problems += [FailedCheck(State.CRITICAL, f"{name} has no master") for name in without_master]
     masters = sum(state.broker.is_master for state in states)
+    registered = f"{count_text(masters, 'master')} {'is' if masters == 1 else 'are'}"
     if masters < masters_min:
         problems.append(
-            FailedCheck(
-                State.CRITICAL, f"{masters} masters are registered, {masters_min} are expected"
-            )
+            FailedCheck(State.CRITICAL, f"{registered} registered, {masters_min} expected")
         )
     answering = sum(state.problem is None for state in states)
     figures = (Figure("masters", masters), Figure("brokers", answering))
@@ -180,7 +180,7 @@ def check_replicas(replicas: Sequence[ReplicaStatus], in_sync_min: int | None) -
         if slave.error:
             problems.append(FailedCheck(State.WARNING, f"{name} can't follow: {slave.error}"))
         elif slave.in_sync is False:
-            behind = "" if slave.behind is None else f" ({slave.behind} bytes behind)"
+            behind = "" if slave.behind is None else f" ({count_text(slave.behind, 'byte')} behind)"
             problems.append(FailedCheck(State.WARNING, f"{name} is not in sync{behind}"))
     for master in masters if in_sync_min is not None else ():
         own = [one for one in slaves if one.broker.name == master.broker.name]
@@ -188,10 +188,12 @@ def check_replicas(replicas: Sequence[ReplicaStatus], in_sync_min: int | None) -
         unknown = sum(one.in_sync is None for one in own)
         assert in_sync_min is not None
         if sure + unknown < in_sync_min:
-            text = f"{master.broker.name} has {sure} slaves in sync, {in_sync_min} are expected"
+            found = count_text(sure, "slave")
+            text = f"{master.broker.name} has {found} in sync, {in_sync_min} expected"
             problems.append(FailedCheck(State.CRITICAL, text))
         elif sure < in_sync_min:
-            text = f"it is unknown whether {master.broker.name} has {in_sync_min} slaves in sync"
+            wanted = count_text(in_sync_min, "slave")
+            text = f"it is unknown whether {master.broker.name} has {wanted} in sync"
             problems.append(FailedCheck(State.UNKNOWN, text))
     in_sync = sum(one.in_sync is True for one in slaves)
     return CheckResult(tuple(problems), (Figure("slaves_in_sync", in_sync),) if slaves else ())
@@ -208,7 +210,7 @@ def check_lag(groups: Iterable[GroupLag], messages: Limits, seconds: Limits) -> 
     checked = CheckResult()
     for group in groups:
         if messages.given:
-            count = "unknown" if group.messages is None else f"{group.messages:,} messages"
+            count = "unknown" if group.messages is None else count_text(group.messages, "message")
             figure = Figure(f"lag_{group.name}", group.messages, messages)
             checked += _judged(figure, f"the lag of the group {group.name} is {count}")
         if seconds.given:
@@ -222,9 +224,10 @@ def check_dead_letters(counts: Iterable[tuple[str, int | None]], limits: Limits)
     """The number of dead letters of each group."""
     checked = CheckResult()
     for group, count in counts:
-        shown = "an unknown number of" if count is None else f"{count:,}"
+        letters = "dead letter"
+        shown = f"an unknown number of {letters}s" if count is None else count_text(count, letters)
         figure = Figure(f"dead_letters_{group}", count, limits)
-        checked += _judged(figure, f"the group {group} has {shown} dead letters")
+        checked += _judged(figure, f"the group {group} has {shown}")
     return checked
 
 

@@ -1,11 +1,9 @@
 """`penstock doctor`: looks for the usual mistakes in the set-up of a cluster."""
 
 import asyncio
-import resource
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -46,8 +44,8 @@ def doctor(
 
     Finds addresses that clients can't reach, NameServers that disagree, full disks, wrong clocks,
     mixed versions, brokers without a master, topics without write queues, groups whose members
-    differ in their subscriptions, and low limits of this machine. Exits with 1 if there is an error
-    or a warning.
+    differ in their subscriptions, and low limits of Penstock's brokers. Exits with 1 if there is an
+    error or a warning.
     """
     from penstock.cli.health.doctor_rules import Severity
 
@@ -69,7 +67,6 @@ async def _examine(admin: "AsyncAdmin", cluster: str | None, *, skip_groups: boo
     from penstock.errors import PenstockError
 
     done = Examination()
-    done.add(rules.examine_limits(_local_limits()))
     done.add(rules.examine_nameservers(await _nameserver_tables(admin)))
     try:
         brokers = await admin.brokers(cluster)
@@ -81,6 +78,7 @@ async def _examine(admin: "AsyncAdmin", cluster: str | None, *, skip_groups: boo
     without = [name for name in await admin.brokers_without_master() if name in names]
     done.add(rules.examine_addresses(facts, admin.nameservers()))
     done.add(rules.examine_brokers(facts, without))
+    done.add(rules.examine_limits(facts))
     if not any(one.broker.is_master and one.connect_error is None for one in facts):
         done.skipped.append("replicas, topics and groups: no master can be reached")
         return done
@@ -176,6 +174,7 @@ async def _nameserver_tables(admin: "AsyncAdmin") -> dict[str, Mapping[str, obje
 async def _facts_of(admin: "AsyncAdmin", broker: "BrokerAddress") -> "BrokerFacts":
     from penstock.cli.health.doctor_rules import BrokerFacts, broker_clock_ms
     from penstock.errors import PeerError, PenstockError
+    from penstock.wire.java_numbers import parse_nonnegative
 
     problem = await _connect_error(broker.address)
     if problem is not None:
@@ -201,6 +200,8 @@ async def _facts_of(admin: "AsyncAdmin", broker: "BrokerAddress") -> "BrokerFact
         disk_used=info.disk_used,
         clock_ahead_ms=None if clock_ms is None else round(clock_ms - middle_ms),
         says=says,
+        open_files_max=parse_nonnegative(info.raw.get("penstockOpenFilesMax", "")),
+        mapped_files_max=parse_nonnegative(info.raw.get("penstockMappedFilesMax", "")),
     )
 
 
@@ -220,15 +221,6 @@ async def _connect_error(address: str) -> str | None:
         return error.strerror or str(error)
     writer.close()
     return None
-
-
-def _local_limits() -> dict[str, int | None]:
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    try:
-        maps: int | None = int(Path("/proc/sys/vm/max_map_count").read_text())
-    except (OSError, ValueError):
-        maps = None
-    return {"open_files": None if soft == resource.RLIM_INFINITY else soft, "maps": maps}
 
 
 def _print(findings: "list[Finding]", skipped: list[str]) -> None:

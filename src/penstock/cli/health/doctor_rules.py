@@ -8,6 +8,7 @@ from enum import IntEnum
 
 from penstock.client.admin.admin_values import BrokerAddress, TopicInfo, TopicKind
 from penstock.client.admin.replication.admin_replication import ReplicaStatus
+from penstock.plurals import count_text
 from penstock.wire.codes import PERM_WRITE
 
 CLOCK_WARNING_MS = 3_000
@@ -55,6 +56,8 @@ class BrokerFacts:
     clock_ahead_ms: int | None = None
     says: Mapping[str, str] | None = None
     """Its settings, by RocketMQ's names."""
+    open_files_max: int | None = None
+    mapped_files_max: int | None = None
 
 
 def examine_addresses(
@@ -179,7 +182,7 @@ def examine_replicas(replicas: Iterable[ReplicaStatus]) -> Iterable[Finding]:
         if one.broker.is_master or one.problem is not None:
             continue
         if one.error or one.in_sync is False:
-            behind = "" if one.behind is None else f", {one.behind} bytes behind"
+            behind = "" if one.behind is None else f", {count_text(one.behind, 'byte')} behind"
             yield Finding(
                 Severity.WARNING, "replication", _name(one.broker),
                 f"the slave is not in sync{behind}" + (f": {one.error}" if one.error else ""),
@@ -224,25 +227,24 @@ def examine_subscriptions(
     )  # fmt: skip
 
 
-def examine_limits(limits: Mapping[str, int | None]) -> Iterable[Finding]:
-    """Limits of this machine that a broker here would reach."""
-    files = limits.get("open_files")
-    if files is not None and files < OPEN_FILES_MIN:
-        yield Finding(
-            Severity.NOTE, "limits", "here",
-            f"a process on this machine may open {files:,} files; a broker with many topics and "
-            f"connections needs {OPEN_FILES_MIN:,}",
-            f"if a broker runs here, set LimitNOFILE={OPEN_FILES_MIN} in its systemd unit, or "
-            f"ulimit -n {OPEN_FILES_MIN}",
-        )  # fmt: skip
-    maps = limits.get("maps")
-    if maps is not None and maps < MAPS_MIN:
-        yield Finding(
-            Severity.NOTE, "limits", "here",
-            f"a process on this machine may map {maps:,} files; a broker with many topics needs "
-            f"{MAPS_MIN:,}",
-            f"if a broker runs here, set sysctl vm.max_map_count={MAPS_MIN}",
-        )  # fmt: skip
+def examine_limits(brokers: Iterable[BrokerFacts]) -> Iterable[Finding]:
+    """Limits that a broker would reach with many topics; Apache's brokers do not report theirs."""
+    for one in brokers:
+        files, maps = one.open_files_max, one.mapped_files_max
+        if files is not None and files < OPEN_FILES_MIN:
+            yield Finding(
+                Severity.NOTE, "limits", _name(one.broker),
+                f"it may open {files:,} files; with many topics and connections it needs "
+                f"{OPEN_FILES_MIN:,}",
+                f"set LimitNOFILE={OPEN_FILES_MIN} in its systemd unit, or ulimit -n "
+                f"{OPEN_FILES_MIN}, and restart it",
+            )  # fmt: skip
+        if maps is not None and maps < MAPS_MIN:
+            yield Finding(
+                Severity.NOTE, "limits", _name(one.broker),
+                f"it may map {maps:,} files; with many topics it needs {MAPS_MIN:,}",
+                f"set sysctl vm.max_map_count={MAPS_MIN} on its machine",
+            )  # fmt: skip
 
 
 _RUNTIME = re.compile(r"(\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds")

@@ -1,5 +1,6 @@
 """`penstock dlq …`: the dead letters of a group."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -8,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from penstock.cli.known_names import find_group
 from penstock.cli.messages.message_text import (
     BODY_FORMATS,
     MESSAGE_HEADS,
@@ -26,6 +28,8 @@ from penstock.cli.remote import (
     print_table,
     run,
 )
+from penstock.cli.terminal import progress_bars
+from penstock.plurals import count_text
 
 if TYPE_CHECKING:
     from penstock.client.admin.async_admin import AsyncAdmin
@@ -50,13 +54,18 @@ class DeadLetterSelection:
     tags: str = "*"
     count_max: int | None = None
 
-    async def read(self, admin: "AsyncAdmin", group: str) -> "SearchResult":
+    async def read(
+        self, admin: "AsyncAdmin", group: str, progress: "Callable[[int], None] | None" = None
+    ) -> "SearchResult":
         from penstock.client.diagnosis import select_dead_letters
 
         if self.ids and (self.key or self.since or self.until):
             raise click.UsageError("--id can't be used with --key, --since or --until")
         given = {name: value for name, value in asdict(self).items() if value is not None}
-        return await select_dead_letters(admin, group, **given)
+        found = await select_dead_letters(admin, group, **given, progress=progress)
+        if not found.messages and not found.is_incomplete:
+            await _check_group(admin, group)
+        return found
 
 
 def _selection(command: F) -> F:
@@ -125,7 +134,7 @@ def show(cluster: ClusterOptions, group: str, message_id: str, form: str, as_jso
     found = run(_select(cluster, group, DeadLetterSelection(ids=(message_id,))))
     if not found.messages:
         print_partial(found.partial)
-        return NOT_KNOWN if len(found.partial) > 1 else NO
+        return NOT_KNOWN if found.is_incomplete else NO
     letter = found.messages[-1]
     if as_json:
         print_json(stored_json(letter))
@@ -197,13 +206,43 @@ def export(
     found = run(_select(cluster, group, selection))
     for letter in found.messages:
         output.write(json_text(stored_json(letter)) + "\n")
-    click.echo(f"exported {len(found.messages):,} dead letters of {group}", err=True)
+    click.echo(f"exported {count_text(len(found.messages), 'dead letter')} of {group}", err=True)
     print_partial(found.partial)
     return 0
+
+
+async def _check_group(admin: "AsyncAdmin", group: str) -> None:
+    """Exit with the code of "not found" if there is no such group."""
+    from penstock.errors import GroupNotExist
+
+    try:
+        await find_group(admin, group)
+    except GroupNotExist as error:
+        click.echo(f"penstock: {error.remark()}", err=True)
+        raise click.exceptions.Exit(NO) from None
 
 
 async def _select(
     cluster: ClusterOptions, group: str, selection: DeadLetterSelection
 ) -> "SearchResult":
+    """The dead letters; on a terminal with a progress bar."""
+    from penstock.client.diagnosis.resending import SELECTED_MAX
+
     async with cluster.admin() as admin:
-        return await selection.read(admin, group)
+        if not sys.stderr.isatty():
+            return await selection.read(admin, group)
+        total = min(selection.count_max or SELECTED_MAX, await _stored(admin, group))
+        with progress_bars() as tell:
+            return await selection.read(admin, group, lambda done: tell("reading", done, total))
+
+
+async def _stored(admin: "AsyncAdmin", group: str) -> int:
+    """The number of dead letters of a group; 0 if there is no topic of them."""
+    from penstock.errors import NoRoute
+    from penstock.wire.codes import DLQ_TOPIC_PREFIX
+
+    try:
+        described = await admin.describe_topic(DLQ_TOPIC_PREFIX + group)
+    except NoRoute:
+        return 0
+    return sum(state.count for state in described.queues)

@@ -1,10 +1,13 @@
 """`penstock message …`: find messages, show them, send them again."""
 
+from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.known_names import check_topic
 from penstock.cli.messages.message_text import (
     BODY_FORMATS,
     MESSAGE_HEADS,
@@ -22,6 +25,8 @@ from penstock.cli.remote import (
     print_table,
     run,
 )
+from penstock.cli.terminal import progress_bars
+from penstock.plurals import count_text
 
 if TYPE_CHECKING:
     from penstock.client.admin.async_admin import AsyncAdmin
@@ -90,19 +95,22 @@ def find(
         from penstock.client.diagnosis import find_messages
 
         async with cluster.admin() as admin:
-            return await find_messages(
-                admin,
-                what,
-                topic=topic,
-                key=key,
-                since=since,
-                until=until,
-                tags=tags,
-                sql=sql,
-                newest_first=newest,
-                count_max=count_max or FOUND_MAX,
-                topics_max=topics_max,
-            )
+            await check_topic(admin, topic)
+            with progress_bars() as tell:
+                return await find_messages(
+                    admin,
+                    what,
+                    topic=topic,
+                    key=key,
+                    since=since,
+                    until=until,
+                    tags=tags,
+                    sql=sql,
+                    newest_first=newest,
+                    count_max=count_max or FOUND_MAX,
+                    topics_max=topics_max,
+                    progress=partial(tell, "topics"),
+                )
 
     found = run(work())
     if as_json:
@@ -132,7 +140,7 @@ def find(
     type=click.Choice(BODY_FORMATS),
     default="auto",
     show_default=True,
-    help="How to print the body; auto: JSON if it is JSON, text if it is UTF-8, or hex.",
+    help="How to print the body; auto: JSON, text or MessagePack if it is that, or hex.",
 )
 @json_option
 def show(cluster: ClusterOptions, what: str, topic: str | None, form: str, as_json: bool) -> int:
@@ -189,6 +197,7 @@ def resend(
 ) -> int:
     """Send messages again: those given by WHAT, or a selection of --topic.
 
+    If several messages match an id, the newest is sent; if they match a key, all of them are.
     The copies go to the original topic, where all groups receive them, or with --to-group to one
     group. The plan is printed first. A failed send may have stored its copy.
     """
@@ -199,8 +208,9 @@ def resend(
     async def select(admin: "AsyncAdmin") -> "SearchResult":
         from penstock.client.diagnosis import select_messages
 
+        await check_topic(admin, topic)
         if what:
-            return await _find_all(admin, what, topic)
+            return await _find_all(admin, what, topic, count_max or FOUND_MAX)
         assert topic is not None
         return await select_messages(
             admin,
@@ -222,20 +232,37 @@ async def _find_one(cluster: ClusterOptions, what: str, topic: str | None) -> "S
     from penstock.client.diagnosis import find_messages
 
     async with cluster.admin() as admin:
+        await check_topic(admin, topic)
         return await find_messages(admin, what, topic=topic)
 
 
 async def _find_all(
-    admin: "AsyncAdmin", wanted: tuple[str, ...], topic: str | None
+    admin: "AsyncAdmin", wanted: tuple[str, ...], topic: str | None, count_max: int
 ) -> "SearchResult":
-    """The newest message of each of these ids, keys or places."""
+    """All messages with one of these ids, keys or places: of those with one id, the newest."""
     from penstock.client.diagnosis import SearchResult, find_messages
 
     messages: list[ReceivedMessage] = []
-    partial: list[str] = []
+    gaps: list[str] = []
+    missing: list[str] = []
     for text in wanted:
-        found = await find_messages(admin, text, topic=topic)
-        if not found.messages:
-            partial += [f"{text} was not found", *found.partial]
-        messages += found.messages[-1:]
-    return SearchResult(tuple(messages), "searched each of them", (), tuple(partial))
+        found = await find_messages(admin, text, topic=topic, count_max=count_max)
+        matching = _newest_of_each(found.messages)
+        if not matching:
+            missing.append(f"{text} was not found")
+        if len(matching) > 1:
+            click.echo(
+                f"penstock: {text} is a key of {count_text(len(matching), 'message')}", err=True
+            )
+        gaps += found.partial
+        messages += matching
+    how = "searched each of them"
+    return SearchResult(tuple(messages), how, (), (*gaps, *missing), tuple(missing))
+
+
+def _newest_of_each(messages: "Sequence[ReceivedMessage]") -> "list[ReceivedMessage]":
+    """The newest message with each id, without internal copies if there are others."""
+    from penstock.client.admin.admin_resend import origin_topic
+
+    visible = [message for message in messages if origin_topic(message) is not None]
+    return list({message.message_id: message for message in visible or messages}.values())

@@ -6,10 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from penstock.plurals import count_text
+
 if TYPE_CHECKING:
     from penstock.client.received_message import ReceivedMessage
 
-BODY_FORMATS = ("auto", "text", "json", "hex", "none")
+BODY_FORMATS = ("auto", "text", "json", "msgpack", "hex", "none")
 PREVIEW_CHARS = 60
 _HEX_WIDTH = 16
 
@@ -64,7 +66,7 @@ def stored_json(message: "ReceivedMessage") -> dict[str, object]:
 
 
 def body_text(body: bytes, form: str = "auto") -> str:
-    """A body for people: indented JSON, text, or a hex dump; `form` is one of BODY_FORMATS."""
+    """A body for people, in one of BODY_FORMATS; a hex dump if it does not have that format."""
     if form == "none":
         return ""
     if form in ("auto", "json"):
@@ -80,6 +82,12 @@ def body_text(body: bytes, form: str = "auto") -> str:
             return lines(body.decode())
         except UnicodeDecodeError:
             pass
+    if form in ("auto", "msgpack"):
+        from penstock.console.messages.decoders import decode_msgpack
+
+        decoded = decode_msgpack(body)
+        if decoded is not None:
+            return lines(decoded)
     return hex_dump(body)
 
 
@@ -142,7 +150,7 @@ def message_details(message: "ReceivedMessage", form: str) -> str:
         "tag": message.tags or "-",
         "keys": " ".join(message.keys) or "-",
         "redeliveries": str(message.reconsume_times),
-        "body": f"{len(message.body):,} bytes",
+        "body": count_text(len(message.body), "byte"),
     }
     width = max(map(len, fields)) + 1
     rows = [f"{name + ':':<{width}} {one_line(value)}" for name, value in fields.items()]

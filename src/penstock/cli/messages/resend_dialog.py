@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from penstock.cli.confirmation.confirm import confirm
+from penstock.cli.known_names import find_group
 from penstock.cli.messages.message_text import one_line
-from penstock.cli.query_options import print_partial
+from penstock.cli.query_options import NO, NOT_KNOWN, YES, print_partial
 from penstock.cli.remote import ClusterOptions, json_option, print_json, print_table, run
 from penstock.cli.terminal import size_text, time_text
+from penstock.plurals import count_text
 
 if TYPE_CHECKING:
     from penstock.client.admin.async_admin import AsyncAdmin
@@ -51,20 +53,31 @@ def plan_and_send(
     print_partial(found.partial)
     if as_json and dry_run:
         print_json(_plan_json(plan, found))
-        return 0
-    if not as_json:
+    elif not as_json:
         _print_plan(plan, dry_run=dry_run)
-    if dry_run or not plan.items:
-        if as_json:
-            print_json(_report_json(None, plan))
-        return 0
-    confirm(f"Send {messages_text(len(plan.items))} to {_targets(plan)}?", yes=yes)
+    elif not plan.items:
+        print_json(_report_json(None, plan))
+    if not plan.items:
+        click.echo(f"penstock: there is nothing to send; {found.how}", err=True)
+        return NOT_KNOWN if found.is_incomplete else NO
+    if dry_run:
+        return _found_code(found)
+    confirm(
+        f"Send {count_text(len(plan.items), 'message')} to {_targets(plan)}?",
+        yes=yes,
+        unchanged="nothing was sent",
+    )
     report = run(_send(cluster, plan, rate))
     if as_json:
         print_json(_report_json(report, plan))
     else:
         _print_report(report)
-    return 1 if report.failed or len(report.sent) < len(plan.items) else 0
+    return 1 if report.failed or len(report.sent) < len(plan.items) else _found_code(found)
+
+
+def _found_code(found: "SearchResult") -> int:
+    """Whether everything that was asked for by its id was found."""
+    return NO if found.missing else YES
 
 
 async def _plan(
@@ -76,6 +89,8 @@ async def _plan(
 
     async with cluster.admin() as admin:
         found = await select(admin)
+        if group is not None:
+            await find_group(admin, group)
         return found, await plan_resend(admin, found.messages, group=group)
 
 
@@ -92,11 +107,6 @@ async def _send(cluster: ClusterOptions, plan: "ResendPlan", rate: float | None)
             return await resend(admin, plan, rate=rate, progress=show)
 
 
-def messages_text(count: int) -> str:
-    """A number of messages."""
-    return "1 message" if count == 1 else f"{count:,} messages"
-
-
 def _targets(plan: "ResendPlan") -> str:
     return ", ".join(f"{topic} ({count:,})" for topic, count in plan.targets.items())
 
@@ -104,7 +114,7 @@ def _targets(plan: "ResendPlan") -> str:
 def _print_plan(plan: "ResendPlan", *, dry_run: bool) -> None:
     items = plan.items
     whose = "all groups of the topic" if plan.group is None else f"the group {plan.group} only"
-    print(f"plan: send {messages_text(len(items))} ({size_text(plan.bytes)}) to {whose}")
+    print(f"plan: send {count_text(len(items), 'message')} ({size_text(plan.bytes)}) to {whose}")
     if items:
         print()
         rows = [
@@ -130,7 +140,7 @@ def _print_plan(plan: "ResendPlan", *, dry_run: bool) -> None:
 
 def _print_report(report: "ResendReport") -> None:
     seconds = report.spent_ms / 1000
-    print(f"sent {messages_text(len(report.sent))} in {seconds:.2f} s", end="")
+    print(f"sent {count_text(len(report.sent), 'message')} in {seconds:.2f} s", end="")
     print(f"; {len(report.failed):,} failed, {len(report.skipped):,} skipped")
     for failure in report.failed[:SHOWN_MAX]:
         print(f"failed {failure.item.place.message_id}: {one_line(failure.error.remark())}")

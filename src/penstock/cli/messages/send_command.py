@@ -17,7 +17,9 @@ import click
 
 from penstock.cli.name_completion import topic_names
 from penstock.cli.remote import ClusterOptions, cluster_options, json_option, run
+from penstock.cli.terminal import progress_bars
 from penstock.cli.times import to_duration, to_time
+from penstock.plurals import count_text
 
 if TYPE_CHECKING:
     from penstock.client.messages import Message, SendReceipt
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 IN_FLIGHT_MAX = 1_000
 """The maximum number of messages in flight."""
+PROGRESS_MIN = 100
+"""Fewer messages are sent without a progress bar."""
 LINE_BYTES_MAX = 4 * 1024 * 1024
 
 
@@ -160,28 +164,37 @@ async def _send(cluster: ClusterOptions, group: str, job: SendJob, *, as_json: b
     total = degraded = 0
     async with AsyncProducer(cluster.nameserver, group=group, **cluster.keywords()) as producer:
         try:
-            async for receipt in _receipts(producer, job):
-                total += 1
-                degraded += bool(receipt.status)
-                sent = [receipt]
-                if as_json:
-                    print(json.dumps(_as_json(receipt)), flush=True)
+            with progress_bars(wanted=_is_long(job, as_json=as_json)) as tell:
+                async for receipt in _receipts(producer, job):
+                    total += 1
+                    degraded += bool(receipt.status)
+                    sent = [receipt]
+                    tell("sending", total, job.count)
+                    if as_json:
+                        print(json.dumps(_as_json(receipt)), flush=True)
         except PenstockError as error:
-            were_sent = "1 message was sent" if total == 1 else f"{total:,} messages were sent"
-            before = f"{were_sent}, then: " if total else ""
+            were = "was" if total == 1 else "were"
+            before = f"{count_text(total, 'message')} {were} sent, then: " if total else ""
             raise type(error)(before + error.message, hint=error.hint) from None
     if as_json:
         return 0
     if total == 1:
         print(_as_text(sent[0]))
     else:
-        print(f"sent {total:,} messages to {job.topic} in {time.monotonic() - began:.2f} s")
+        spent_s = time.monotonic() - began
+        print(f"sent {count_text(total, 'message')} to {job.topic} in {spent_s:.2f} s")
         if degraded:
             print(
-                f"warning: the broker reported reduced durability for {degraded:,} messages; "
-                "--json shows the status of each"
+                "warning: the broker reported reduced durability for "
+                f"{count_text(degraded, 'message')}; --json shows the status of each"
             )
     return 0
+
+
+def _is_long(job: SendJob, *, as_json: bool) -> bool:
+    """Whether a progress bar is shown: the number of messages is known, and not small."""
+    known = isinstance(job.body, bytes) and job.count >= PROGRESS_MIN
+    return known and not as_json and sys.stderr.isatty()
 
 
 async def _receipts(producer: "AsyncProducer", job: SendJob) -> AsyncIterator["SendReceipt"]:

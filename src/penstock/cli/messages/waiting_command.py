@@ -89,7 +89,10 @@ def list_scheduled(
         )
         for one in found.messages
     ]
-    print_table(("DELIVERY", "TOPIC", "BROKER", "KIND", "MESSAGE", "KEYS"), rows)
+    if not rows:
+        print("no message waits" + ("" if topic is None else f" for its delivery to {topic}"))
+    else:
+        print_table(("DELIVERY", "TOPIC", "BROKER", "KIND", "MESSAGE", "KEYS"), rows)
     _print_gaps(found.partial, found.unreachable)
     levels = ", ".join(f"level {level}: {count:,}" for level, count in found.by_level.items())
     topics = ", ".join(f"{name}: {count:,}" for name, count in found.by_topic.items())
@@ -180,21 +183,24 @@ def list_transactions(
         return
     from penstock.cli.terminal import time_text
 
-    print_table(
-        ("SENT", "TOPIC", "GROUP", "BROKER", "CHECKS", "MESSAGE", "KEYS"),
-        [
-            (
-                time_text(one.born_ms),
-                one.topic,
-                one.group,
-                one.broker_name,
-                str(one.checks),
-                one.message_id,
-                " ".join(one.keys) or "-",
-            )
-            for one in found.messages
-        ],
-    )
+    if not found.messages:
+        print("no transaction is open" + ("" if topic is None else f" in {topic}"))
+    else:
+        print_table(
+            ("SENT", "TOPIC", "GROUP", "BROKER", "CHECKS", "MESSAGE", "KEYS"),
+            [
+                (
+                    time_text(one.born_ms),
+                    one.topic,
+                    one.group,
+                    one.broker_name,
+                    str(one.checks),
+                    one.message_id,
+                    " ".join(one.keys) or "-",
+                )
+                for one in found.messages
+            ],
+        )
     _print_gaps(found.partial, found.unreachable)
 
 

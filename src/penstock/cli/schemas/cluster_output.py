@@ -36,7 +36,20 @@ class ReplicaOutput(JsonValue):
     ]
 
 
+class PromotionOutput(JsonValue):
+    """A slave that became the master of its broker."""
+
+    broker: str
+    id: Annotated[int, doc("its id before the promotion")]
+    address: str
+    role: Annotated[str, doc("`sync_master` or `async_master`")]
+    epoch: Annotated[int | None, doc("epoch that it began; null without epochs")]
+    stepped_down: Annotated[str | None, doc("address of the former master; null if none answered")]
+    problems: Annotated[list[str], doc("what did not work; each a sentence")]
+
+
 OUTPUTS = {
     "cluster status": JsonOutput(list[ReplicaOutput]),
     "cluster elections": JsonOutput(list[ElectionOutput]),
+    "cluster promote": JsonOutput(PromotionOutput),
 }

@@ -49,7 +49,16 @@ class ContextRow(JsonValue):
         )
 
 
+class RemovedContext(JsonValue):
+    """A context that was removed."""
+
+    context: str
+
+
 OUTPUTS = {
+    "context add": JsonOutput(ContextRow),
+    "context use": JsonOutput(ContextRow | None),
+    "context remove": JsonOutput(RemovedContext),
     "context list": JsonOutput(list[ContextRow]),
     "context show": JsonOutput(ContextRow),
 }

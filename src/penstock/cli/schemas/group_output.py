@@ -123,6 +123,9 @@ class OffsetChange(JsonValue):
     moves: list[OffsetMove]
     skipped: Annotated[int, doc("messages that are not consumed")]
     repeated: Annotated[int, doc("messages that are consumed again")]
+    unknown_queues: Annotated[
+        int, doc("queues without an offset before: `skipped` and `repeated` do not include them")
+    ]
     live: Annotated[list[str], doc("brokers whose connected consumers move with their next pull")]
     failed: list[OffsetFailure]
     undo: Annotated[str | None, doc("name of the plan for `penstock group undo`")]
@@ -140,9 +143,18 @@ class UndoRow(JsonValue):
     queues: int
 
 
+class DeletedGroup(JsonValue):
+    """A group that was deleted."""
+
+    group: str
+    brokers: Annotated[list[str], doc("brokers that had it")]
+    offsets_kept: bool
+
+
 OUTPUTS = {
     "group list": JsonOutput(list[GroupRowOutput]),
     "group create": JsonOutput(Group),
+    "group delete": JsonOutput(DeletedGroup),
     "group describe": JsonOutput(GroupDetails),
     "group members": JsonOutput(GroupMemberList),
     "group reset": JsonOutput(OffsetChange),

@@ -44,8 +44,16 @@ class TopicDetails(Topic):
     unreachable: Annotated[list[str], doc("brokers whose queues are missing")]
 
 
+class DeletedTopic(JsonValue):
+    """A topic that was deleted."""
+
+    topic: str
+    brokers: Annotated[list[str], doc("brokers that had it; empty: only the NameServers had it")]
+
+
 OUTPUTS = {
     "topic list": JsonOutput(list[Topic]),
     "topic create": JsonOutput(Topic),
+    "topic delete": JsonOutput(DeletedTopic),
     "topic describe": JsonOutput(TopicDetails),
 }

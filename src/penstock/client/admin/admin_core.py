@@ -130,13 +130,16 @@ class AdminCore(Lifetime):
         good: Iterable[int] = (ResponseCode.SUCCESS,),
         timeout_ms: int | None = None,
     ) -> Response:
-        """Send a request; raises an error that names it unless the response has a `good` code."""
+        """Send a request; raises an error unless the response has a `good` code.
+
+        The error's message has the reason, and its note the request.
+        """
         self.session.check_alive()
         answer = await self.session.peer(address).call(
             code, ext, body, timeout_ms=timeout_ms or self.session.options.timeout_ms
         )
         if answer.code not in good:
-            raise refusal(answer.code, answer.remark, f"{address} on {_request_text(code, ext)}")
+            raise _refused(answer, address, code, ext)
         return answer
 
     async def ask_nameserver(
@@ -151,8 +154,8 @@ class AdminCore(Lifetime):
         self.session.check_alive()
         answer = await self.session.nameservers.call(code, ext, body)
         if answer.code not in good:
-            who = f"NameServer of {self.session.nameservers.text()} on {_request_text(code, ext)}"
-            raise refusal(answer.code, answer.remark, who)
+            who = f"NameServer of {self.session.nameservers.text()}"
+            raise _refused(answer, who, code, ext)
         return answer
 
     async def from_each(
@@ -253,6 +256,13 @@ class AdminCore(Lifetime):
 def timestamp_ms(time: datetime) -> int:
     """A time in milliseconds since 1970; without a time zone it is local time."""
     return round(time.timestamp() * 1000)
+
+
+def _refused(answer: Response, who: str, code: int, ext: Mapping[str, str] | None) -> PenstockError:
+    """The error for a response; a traceback, but not the message, has the request."""
+    error = refusal(answer.code, answer.remark, who)
+    error.add_note(f"Request: {_request_text(code, ext)}")
+    return error
 
 
 def _request_text(code: int, ext: Mapping[str, str] | None) -> str:

@@ -13,8 +13,10 @@ from typing import Literal, TypeAlias
 
 from penstock.client.admin.admin_browse import PULL_COUNT, QueueView
 from penstock.client.admin.admin_core import AdminCore, timestamp_ms
+from penstock.client.admin.admin_values import perm_text
 from penstock.client.consumer.subscription import Subscription
 from penstock.client.received_message import ReceivedMessage
+from penstock.client.topic_routes import Route
 from penstock.clock import pause
 from penstock.errors import PenstockError
 from penstock.wire.bodies.client_bodies import MessageQueue
@@ -49,6 +51,11 @@ class Follower:
         buffer: _Buffer = asyncio.Queue(BUFFERED_MAX)
         route = await session.route(self._wanted.topic)
         await self._view.check_filter(self._wanted)
+        if not route.read_queues:
+            topic = session.without_namespace(self._wanted.topic)
+            log.warning(
+                "topic %s can't be read: its permission is %s; waiting", topic, _perm(route)
+            )
         starts = await self._core.for_each(route.read_queues, self._try_start)
         failures = [start for start in starts if isinstance(start, PenstockError)]
         if failures and len(failures) == len(starts):
@@ -120,3 +127,8 @@ class Follower:
             for queue in route.read_queues if route is not None else ():
                 if queue not in self._tasks:
                     self._begin(queue, None, buffer)
+
+
+def _perm(route: Route) -> str:
+    """The permissions of a topic on its brokers."""
+    return "/".join(sorted({perm_text(data.perm) for data in route.data.queue_datas}))

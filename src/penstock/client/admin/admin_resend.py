@@ -7,6 +7,7 @@ from penstock.client.admin.admin_groups import GroupAdmin
 from penstock.client.messages import SendReceipt, SendStatus
 from penstock.client.received_message import ReceivedMessage
 from penstock.errors import HeaderError, InvalidParameter, PenstockError
+from penstock.plurals import count_text
 from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import (
     DLQ_TOPIC_PREFIX,
@@ -82,7 +83,9 @@ class ResendAdmin(GroupAdmin):
             try:
                 receipts.append(await self._send_copy(message, topic, properties))
             except PenstockError as error:
-                before = f"{len(receipts)} of {len(copies)} messages were sent, then: "
+                before = (
+                    f"{len(receipts)} of {count_text(len(copies), 'message')} were sent, then: "
+                )
                 raise type(error)(before + error.message, hint=error.hint) from None
         return receipts
 

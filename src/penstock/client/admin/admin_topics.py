@@ -163,6 +163,14 @@ class TopicAdmin(KeyValueAdmin):
             brokers=known,
         )
 
+    async def topic_settings(
+        self, topic: str, *, cluster: str | None = None, brokers: Iterable[str] = ()
+    ) -> dict[str, TopicSettings]:
+        """The settings by broker, of those that have the topic; all of them must respond."""
+        name = self.session.with_namespace(topic)
+        known = await self._settings_at(await self.masters(cluster, brokers), name)
+        return {broker: _settings(config) for broker, config in known.items()}
+
     async def describe_topic(self, topic: str) -> TopicDescription:
         """A topic's settings, queues, routes and groups; raises NoRoute."""
         name = self.session.with_namespace(topic)

@@ -17,6 +17,11 @@ MESSAGE_TYPE = "message.type"
 """The attribute with the type of messages that a topic accepts."""
 
 
+def perm_text(perm: int) -> str:
+    """A permission as `rw`, `r`, `w` or `-`."""
+    return (("r" if perm & PERM_READ else "") + ("w" if perm & PERM_WRITE else "")) or "-"
+
+
 # --- brokers -------------------------------------------------------------------------------------
 
 
@@ -110,8 +115,7 @@ class TopicSettings:
     @property
     def perm_text(self) -> str:
         """`rw`, `r`, `w` or `-`."""
-        text = ("r" if self.perm & PERM_READ else "") + ("w" if self.perm & PERM_WRITE else "")
-        return text or "-"
+        return perm_text(self.perm)
 
     @property
     def message_type(self) -> str:
@@ -286,13 +290,18 @@ class ResetPlan:
 
     @property
     def skipped(self) -> int:
-        """The number of messages that will be skipped."""
+        """The number of messages that will be skipped, without the `unknown` queues."""
         return sum(max(move.skipped or 0, 0) for move in self.moves)
 
     @property
     def repeated(self) -> int:
         """The number of messages that will be consumed again."""
         return sum(max(-(move.skipped or 0), 0) for move in self.moves)
+
+    @property
+    def unknown(self) -> int:
+        """The number of queues without a committed offset, in which the effect is not known."""
+        return sum(move.old is None for move in self.moves)
 
 
 @dataclass(frozen=True, slots=True)

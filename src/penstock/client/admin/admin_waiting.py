@@ -24,6 +24,7 @@ from penstock.client.admin.admin_messages import MessageAdmin
 from penstock.client.admin.admin_values import BrokerAddress
 from penstock.client.received_message import ReceivedMessage
 from penstock.errors import InvalidParameter, NoPermission, PeerError, PenstockError, Refused
+from penstock.plurals import count_text
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
 from penstock.wire.bodies.client_bodies import KVTable, MessageQueue
@@ -148,7 +149,7 @@ class WaitingAdmin(MessageAdmin):
         )
         partial = [text for part in parts for text in part.partial]
         if len(messages) > count_max:
-            partial.append(f"{len(messages) - count_max} more messages were found")
+            partial.append(_more_found(len(messages) - count_max))
         return ScheduledMessages(
             tuple(messages[:count_max]),
             _sum(part.by_level for part in parts),
@@ -188,7 +189,7 @@ class WaitingAdmin(MessageAdmin):
         )
         partial = [text for _, part in found.items for text in part.partial]
         if len(messages) > count_max:
-            partial.append(f"{len(messages) - count_max} more messages were found")
+            partial.append(_more_found(len(messages) - count_max))
         return OpenTransactions(tuple(messages[:count_max]), tuple(partial), found.unreachable)
 
     # --- scheduled messages
@@ -205,7 +206,9 @@ class WaitingAdmin(MessageAdmin):
             left -= len(window.entries)
             if begin + len(window.entries) < end:
                 missing = end - begin - len(window.entries)
-                partial.append(f"{broker.name}: {missing} messages of level {level} were not read")
+                unread_text = f"{count_text(missing, 'message')} of level {level}"
+                were = "was" if missing == 1 else "were"
+                partial.append(f"{broker.name}: {unread_text} {were} not read")
             records, unread = await self._records(broker, TOPIC_SCHEDULE, window.entries)
             partial += unread
             for entry, record in records:
@@ -449,6 +452,10 @@ def make_recall_handle(topic: str, broker_name: str, out_ms: int, message_id: st
     # As brokers do: the first millisecond of a slot belongs to the slot before.
     text = f"v1 {topic} {broker_name} {out_ms + 1} {message_id}"
     return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def _more_found(count: int) -> str:
+    return f"{count_text(count, 'more message')} {'was' if count == 1 else 'were'} found"
 
 
 def read_recall_handle(handle: str) -> RecallPlace:

@@ -12,6 +12,7 @@ from penstock.client.diagnosis.message_evidence import (
     QueueStateOfMember,
     Unknown,
 )
+from penstock.client.diagnosis.wording import similar_text
 from penstock.errors import PenstockError
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import ConsumerRunningInfo, GroupForbidden
@@ -37,6 +38,15 @@ async def group_settings(admin: AsyncAdmin, group: str) -> dict[str, GroupSettin
     """The settings of a group by broker; empty if it does not exist."""
     groups = await admin.groups(system=True)
     return next((dict(info.brokers) for info in groups if info.name == group), {})
+
+
+async def similar_groups(admin: AsyncAdmin, group: str, settings: Known[object]) -> str:
+    """Groups with similar names, as text, if no broker has the group."""
+    if isinstance(settings, Unknown) or settings:
+        return ""
+    groups = await attempt(admin.groups())
+    names = () if isinstance(groups, Unknown) else [info.name for info in groups]
+    return similar_text("groups", group, names)
 
 
 async def is_forbidden(admin: AsyncAdmin, group: str, topic: str, broker_name: str) -> bool:

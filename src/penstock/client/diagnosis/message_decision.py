@@ -80,6 +80,9 @@ def _show(place: MessagePlace) -> str:
 def _absent(e: MessageEvidence) -> MessageConclusion | None:
     if e.message is not None or e.half is not None or e.delayed is not None or _copies(e):
         return None
+    if e.no_topic is not None:
+        text = f"The message was not found: {e.no_topic}."
+        return MessageConclusion(Verdict.NO_ROUTE, text, command_line("topic", "list"))
     if e.absence is not None and e.absence.is_deleted:
         return MessageConclusion(
             Verdict.DELETED,
@@ -224,7 +227,8 @@ def _no_group(e: MessageEvidence) -> MessageConclusion | None:
     if isinstance(e.settings, Unknown) or e.online is not False:
         return None
     if not e.settings and e.committed is None:
-        text = f"The group {e.group} does not exist: check its name, or start a consumer of it."
+        text = f"The group {e.group} does not exist{e.similar}: check its name, or start a consumer"
+        text += " of it."
         return MessageConclusion(Verdict.NO_GROUP, text, command_line("group", "list"))
     return None
 
@@ -236,7 +240,9 @@ def _broadcast(e: MessageEvidence) -> MessageConclusion | None:
     offsets = broadcast_offsets(e)
     behind = [who for who, offset in offsets.items() if offset is not None and offset <= at.offset]
     if behind:
-        text = f"{len(behind)} of {len(offsets)} members have not finished it: {', '.join(behind)}."
+        have = "has" if len(behind) == 1 else "have"
+        text = f"{len(behind)} of {count_text(len(offsets), 'member')} {have} not finished it:"
+        text += f" {', '.join(behind)}."
         return _disabled(e) or MessageConclusion(Verdict.WAITING, text, _explain_group(e))
     if not offsets or None in offsets.values():
         text = (
@@ -283,6 +289,11 @@ def _passed(e: MessageEvidence) -> MessageConclusion | None:
         return MessageConclusion(Verdict.UNKNOWN, f"{text} known.", _again(e))
     if e.deliveries and e.deliveries[-1].success:
         text += " A trace confirms it."
+    elif e.online is False:
+        text = (
+            f"The committed offset of the group {e.group} is past the message: it was consumed, or"
+            " the offset was set. No member is connected and no trace tells which."
+        )
     return MessageConclusion(Verdict.CONSUMED, text, _resend(e))
 
 

@@ -188,6 +188,10 @@ class MessageEvidence(MembershipEvidence):
     """Whether the group consumes with POP."""
     deliveries: tuple[Delivery, ...] = ()
     """Deliveries to the group, by the traces of its consumers; empty if they write none."""
+    similar: str = ""
+    """Groups with similar names, as text, if no broker has the group."""
+    no_topic: str | None = None
+    """That the given topic does not exist, as a sentence without its end, with similar names."""
 
     @property
     def pops_in_order(self) -> bool:

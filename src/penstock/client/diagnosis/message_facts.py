@@ -38,7 +38,8 @@ def _message(e: MessageEvidence) -> Fact:
     if at is not None:
         text = f"{at.text} on {moment_text(at.store_ms)}"
         if e.copies > 1:
-            text += f"; {e.copies} messages have this id, this is the newest"
+            by = "key" if e.wanted in at.keys and e.wanted != at.unique_id else "id"
+            text += f"; {e.copies} messages have this {by}, this is the newest"
         return Fact(FactKind.MESSAGE, OK, f"The message was stored at {text}.", at.json())
     if e.half is not None:
         ends = {True: "it was rolled back", False: "it is neither committed nor rolled back"}
@@ -115,7 +116,8 @@ def _route(e: MessageEvidence) -> Fact | None:
         text = f"The topic {e.topic} has no read permission {where}."
         return Fact(FactKind.ROUTE, PROBLEM, text, evidence)
     if at is not None and at.queue_id >= route.read_queues:
-        text = f"Queue {at.queue_id} is not read: {e.topic} has {route.read_queues} read queues."
+        queues = count_text(route.read_queues, "read queue")
+        text = f"Queue {at.queue_id} is not read: {e.topic} has {queues}."
         return Fact(FactKind.ROUTE, PROBLEM, text, evidence)
     text = f"The topic {e.topic} is on {', '.join(route.brokers)} and can be read."
     if not route.master and at is not None:

@@ -17,6 +17,7 @@ from penstock.client.diagnosis.cluster_queries import (
     group_settings,
     is_forbidden,
     member_states,
+    similar_groups,
 )
 from penstock.client.diagnosis.message_copies import (
     delayed_copy,
@@ -90,7 +91,11 @@ async def gather_message(
         evidence = replace(evidence, absence=await _absence(admin, wanted))
     if topic is None:
         return evidence
-    return await _with_group(admin, evidence, topic)
+    evidence = await _with_group(admin, evidence, topic)
+    if message is None and evidence.route is None:
+        error = await admin.session.nameservers.no_route(admin.session.with_namespace(topic))
+        evidence = replace(evidence, no_topic=error.message)
+    return evidence
 
 
 # --- the message ---------------------------------------------------------------------------------
@@ -231,7 +236,13 @@ async def _with_group(admin: AsyncAdmin, evidence: MessageEvidence, topic: str) 
         pops = pops or members.consume_type == "CONSUME_POP"
     pops = pops or any(q.info is None for state in states for q in state.queues.values())
     evidence = replace(
-        evidence, route=route, settings=settings, members=members, states=states, pops=pops
+        evidence,
+        route=route,
+        settings=settings,
+        similar=await similar_groups(admin, group, settings),
+        members=members,
+        states=states,
+        pops=pops,
     )
     if place is None:
         return evidence

@@ -12,7 +12,7 @@ is executed twice sends everything twice. Dead letters stay in their topic.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from penstock.client.admin.admin_resend import origin_topic
@@ -27,6 +27,7 @@ from penstock.client.messages import MessageQueue, SendReceipt
 from penstock.client.received_message import ReceivedMessage
 from penstock.clock import pause
 from penstock.errors import InvalidParameter, PenstockError
+from penstock.plurals import count_text
 from penstock.wire.codes import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_internal_topic
 
 SELECTED_MAX = 1_000
@@ -122,16 +123,19 @@ async def select_dead_letters(
     until: datetime | None = None,
     tags: str = "*",
     count_max: int = SELECTED_MAX,
+    progress: Callable[[int], None] | None = None,
 ) -> SearchResult:
     """The dead letters of a group by ids, or by key, time range and tags; oldest first.
 
     An id is a unique id, an offset id or a place. The times are those at which the messages became
-    dead letters. `partial` of the result names ids that were not found.
+    dead letters. `partial` of the result names ids that were not found. `progress` is told how many
+    were read, unless ids or a key are given.
     """
     topic = DLQ_TOPIC_PREFIX + group
     if await admin.session.find_route(admin.session.with_namespace(topic)) is None:
         missing = tuple(f"the dead letter {one} was not found" for one in ids)
-        return SearchResult((), f"{group} has no dead letter topic", (topic,), missing)
+        how = f"{group} has no dead letter topic"
+        return SearchResult((), how, (topic,), missing, missing)
     if ids and (key is not None or since or until):
         raise InvalidParameter(
             "ids are given with a key or a time range", hint="give ids, or conditions"
@@ -147,9 +151,9 @@ async def select_dead_letters(
         keyed = tuple(message for message in messages if key in message.keys)
         found = SearchResult(keyed, f"searched the index of {topic}", (topic,), problems)
     else:
-        found = await _pages(admin, topic, since, until, tags, count_max)
+        found = await _pages(admin, topic, since, until, tags, count_max, progress=progress)
     chosen = tuple(m for m in found.messages if wanted is None or m.tags in wanted)
-    return SearchResult(chosen, found.how, found.topics, found.partial)
+    return replace(found, messages=chosen)
 
 
 async def select_messages(
@@ -171,11 +175,12 @@ async def select_messages(
     )
     wanted = split_tags(tags)
     chosen = tuple(m for m in found.messages if wanted is None or m.tags in wanted)
-    return SearchResult(chosen, found.how, found.topics, found.partial)
+    return replace(found, messages=chosen)
 
 
 async def _by_ids(admin: AsyncAdmin, topic: str, ids: Sequence[str]) -> SearchResult:
     problems: dict[str, None] = {}
+    missing: list[str] = []
     chosen: dict[tuple[str, int], ReceivedMessage] = {}
 
     async def one(text: str) -> list[ReceivedMessage]:
@@ -192,11 +197,12 @@ async def _by_ids(admin: AsyncAdmin, topic: str, ids: Sequence[str]) -> SearchRe
 
     for text, messages in zip(ids, await admin.for_each(list(ids), one), strict=True):
         if not messages:
-            problems[f"the dead letter {text} was not found"] = None
+            missing.append(f"the dead letter {text} was not found")
         for message in messages:
             chosen[message.broker_name, message.physical_offset] = message
     ordered = tuple(sorted(chosen.values(), key=lambda m: m.store_ms))
-    return SearchResult(ordered, f"searched {topic} by ids", (topic,), tuple(problems))
+    how, partial = f"searched {topic} by ids", (*problems, *missing)
+    return SearchResult(ordered, how, (topic,), partial, tuple(missing))
 
 
 async def _pages(
@@ -207,6 +213,8 @@ async def _pages(
     tags: str,
     count_max: int,
     sql: str | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
 ) -> SearchResult:
     messages: list[ReceivedMessage] = []
     resume: Mapping[MessageQueue, int] | None = None
@@ -221,10 +229,13 @@ async def _pages(
             resume=resume,
         )
         messages += page.messages
+        if progress is not None:
+            progress(len(messages))
         resume = page.resume
         if resume is None:
             break
-    partial = () if resume is None else (f"only the first {count_max} messages are selected",)
+    selected = f"only the first {count_text(count_max, 'message')} of {topic} can be selected"
+    partial = () if resume is None else (selected,)
     return SearchResult(tuple(messages), f"read {topic} by store time", (topic,), partial)
 
 

@@ -14,9 +14,10 @@ The result says how it was found and what could not be searched. Brokers find me
 of a key in an index file: they return the newest ones, and none that is older than the index.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeAlias
 
 from penstock.client.admin.admin_core import timestamp_ms
 from penstock.client.admin.admin_index import FOUND_MAX, query_index
@@ -24,15 +25,19 @@ from penstock.client.admin.async_admin import AsyncAdmin, BrokerAddress, TopicKi
 from penstock.client.diagnosis.references import QueuePlace, read_offset_id, read_place
 from penstock.client.diagnosis.wording import count_text
 from penstock.client.received_message import ReceivedMessage
-from penstock.errors import InvalidParameter, PenstockError
+from penstock.errors import InvalidParameter, NoRoute, PenstockError
+from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import (
     PROPERTY_REAL_TOPIC,
     TOPIC_ROCKSDB_TRANS_HALF,
     TOPIC_SCHEDULE,
     TOPIC_TIMER,
     TOPIC_TRANS_HALF,
+    is_internal_topic,
 )
 
+Progress: TypeAlias = Callable[[int, int], None]
+"""Is told how many topics of how many were searched."""
 TOPICS_MAX = 1_000
 """Topics that are searched if none is given."""
 HALF_TOPICS = (TOPIC_TRANS_HALF, TOPIC_ROCKSDB_TRANS_HALF)
@@ -50,10 +55,17 @@ class SearchResult:
     """The topics that were searched."""
     partial: tuple[str, ...] = ()
     """What could not be searched; each a sentence. Empty: the search was complete."""
+    missing: tuple[str, ...] = ()
+    """Those sentences of `partial` that only say that something given does not exist."""
 
     @property
     def is_partial(self) -> bool:
         return bool(self.partial)
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether anything could not be searched."""
+        return not set(self.partial) <= set(self.missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +100,7 @@ async def find_messages(
     newest_first: bool = False,
     count_max: int = FOUND_MAX,
     topics_max: int = TOPICS_MAX,
+    progress: Progress | None = None,
 ) -> SearchResult:
     """Find messages by what is known of them.
 
@@ -102,10 +115,19 @@ async def find_messages(
         place = read_place(what)
         if place is not None:
             return await _at_place(admin, place)
-        return await _by_id_or_key(admin, what.strip(), topic, span, count_max, topics_max)
+        return await _by_id_or_key(
+            admin, what.strip(), topic, span, count_max, topics_max, progress
+        )
     if key is not None:
         return await search_indexes(
-            admin, key, topic, span, count_max=count_max, topics_max=topics_max, ids=False
+            admin,
+            key,
+            topic,
+            span,
+            count_max=count_max,
+            topics_max=topics_max,
+            ids=False,
+            progress=progress,
         )
     if topic is None:
         raise InvalidParameter(
@@ -130,10 +152,26 @@ async def find_messages(
 
 async def _at_place(admin: AsyncAdmin, place: QueuePlace) -> SearchResult:
     queue = place.queue
+    if not is_internal_topic(queue.topic):
+        await _check_broker(admin, queue)
     message = await admin.message_at(queue, place.offset)
     how = f"read offset {place.offset} of queue {queue.queue_id} of {queue.topic}"
     how += f" on {queue.broker_name}"
     return SearchResult(() if message is None else (message,), how, (queue.topic,))
+
+
+async def _check_broker(admin: AsyncAdmin, queue: MessageQueue) -> None:
+    """Raise NoRoute for a topic or a broker that does not exist."""
+    names = {broker.name for broker in await admin.brokers()}
+    if queue.broker_name in names:
+        return
+    names |= set((await admin.route(queue.topic)).brokers)
+    if queue.broker_name not in names:
+        known = ", ".join(sorted(names)) or "none"
+        raise NoRoute(
+            f"there is no broker {queue.broker_name!r} (brokers: {known})",
+            hint="check the place; it is written TOPIC/BROKER/QUEUE@OFFSET",
+        )
 
 
 async def _by_id_or_key(
@@ -143,6 +181,7 @@ async def _by_id_or_key(
     span: TimeRange,
     count_max: int,
     topics_max: int,
+    progress: Progress | None,
 ) -> SearchResult:
     partial: tuple[str, ...] = ()
     place = read_offset_id(text)
@@ -155,7 +194,14 @@ async def _by_id_or_key(
             how = f"read the message at log offset {place.offset} of the broker in the offset id"
             return SearchResult((message,), how, (message.queue.topic,))
     found = await search_indexes(
-        admin, text, topic, span, count_max=count_max, topics_max=topics_max, ids=True
+        admin,
+        text,
+        topic,
+        span,
+        count_max=count_max,
+        topics_max=topics_max,
+        ids=True,
+        progress=progress,
     )
     return SearchResult(found.messages, found.how, found.topics, partial + found.partial)
 
@@ -177,6 +223,7 @@ async def search_indexes(
     count_max: int = FOUND_MAX,
     topics_max: int = TOPICS_MAX,
     ids: bool,
+    progress: Progress | None = None,
 ) -> SearchResult:
     """Search the index of a topic, or of all topics, for a key and, with `ids`, a unique id."""
     partial: list[str] = []
@@ -189,12 +236,18 @@ async def search_indexes(
         how = f"searched the indexes of {count_text(len(topics), 'topic')}"
         if len(topics) < len(every):
             partial.append(
-                f"{len(every) - len(topics)} of {len(every)} topics were not searched: give the"
+                f"{len(every) - len(topics):,} of {len(every):,} topics were not searched: give the"
                 " topic"
             )
     internal = [*DELAY_TOPICS, *HALF_TOPICS] if ids else []
     found, problems = await query_topics(
-        admin, [*topics, *internal], text, span=span, count_max=count_max, unique=ids
+        admin,
+        [*topics, *internal],
+        text,
+        span=span,
+        count_max=count_max,
+        unique=ids,
+        progress=progress,
     )
     messages = [
         message
@@ -225,6 +278,7 @@ async def query_topics(
     span: TimeRange | None = None,
     count_max: int = FOUND_MAX,
     unique: bool = True,
+    progress: Progress | None = None,
 ) -> tuple[list[ReceivedMessage], tuple[str, ...]]:
     """The messages under a key in the indexes of topics, oldest first; and what is missing."""
     span = span or TimeRange()
@@ -252,10 +306,22 @@ async def query_topics(
             problems[f"{name} can't be reached and was not searched"] = None
         for broker, messages in found.items:
             if len(messages) >= count_max:
-                problems[f"{broker.name} has more than {count_max} messages of {topic}"] = None
+                problems[
+                    f"{broker.name} has more than {count_text(count_max, 'message')} of {topic}"
+                ] = None
         return [message for _, messages in found.items for message in messages]
 
-    parts = await admin.for_each(list(topics), one)
+    done = 0
+
+    async def counted(topic: str) -> list[ReceivedMessage]:
+        nonlocal done
+        found = await one(topic)
+        done += 1
+        if progress is not None:
+            progress(done, len(topics))
+        return found
+
+    parts = await admin.for_each(list(topics), counted)
     return _by_time(message for part in parts for message in part), tuple(problems)
 
 

@@ -1,7 +1,15 @@
 """Durations, times, counts and command lines as text."""
 
 import shlex
+from collections.abc import Iterable
 from datetime import datetime
+
+from penstock.plurals import count_text
+
+__all__ = ["command_line", "count_text", "duration_text", "moment_text", "similar_text"]
+
+
+SIMILAR_MAX = 3
 
 
 def duration_text(ms: int) -> str:
@@ -25,9 +33,12 @@ def moment_text(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000).isoformat(" ", "seconds")
 
 
-def count_text(count: int, singular: str) -> str:
-    """A number with its noun."""
-    return f"{count:,} {singular}" + ("" if count == 1 else "s")
+def similar_text(noun: str, name: str, known: Iterable[str]) -> str:
+    """The most similar of the known names, in brackets; empty if there is none."""
+    from difflib import get_close_matches
+
+    similar = get_close_matches(name, list(known), SIMILAR_MAX)
+    return f" (similar {noun}: {', '.join(similar)})" if similar else ""
 
 
 def command_line(*words: str) -> str:

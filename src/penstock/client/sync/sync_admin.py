@@ -33,6 +33,7 @@ class Admin(SyncClient[AsyncAdmin]):
     route = blocking(AsyncAdmin.route)
     create_topic = blocking(AsyncAdmin.create_topic)
     update_topic = blocking(AsyncAdmin.update_topic)
+    topic_settings = blocking(AsyncAdmin.topic_settings)
     describe_topic = blocking(AsyncAdmin.describe_topic)
     groups_of_topic = blocking(AsyncAdmin.groups_of_topic)
     delete_topic = blocking(AsyncAdmin.delete_topic)

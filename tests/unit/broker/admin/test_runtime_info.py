@@ -1,6 +1,7 @@
 """Run-time information, settings, and cleanup on request."""
 
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -213,3 +214,14 @@ def test_many_topics_are_cleaned_in_steps(env: AdminFixture) -> None:
     assert finish(answer) == Reply()
     assert set(stored) == {names[-1].encode(), *own}
     assert [path.name for path in env.store.paths.queues.iterdir()] == [names[-1]]
+
+
+def test_runtime_info_has_the_limits_of_the_process(env: AdminFixture) -> None:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limits = {"penstockOpenFilesMax": str(soft)} if soft != resource.RLIM_INFINITY else {}
+    maps = Path("/proc/sys/vm/max_map_count").read_text().strip()
+    table = runtime(env)
+    assert {name: text for name, text in table.items() if name.endswith("FilesMax")} == {
+        **limits,
+        "penstockMappedFilesMax": maps,
+    }

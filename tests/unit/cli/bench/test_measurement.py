@@ -106,7 +106,7 @@ def test_json_of_an_end_to_end_run() -> None:
     assert made["latency_ms"]["p50"] == pytest.approx(3.0, rel=0.01)
     assert made["send_latency_ms"]["p50"] == pytest.approx(1.0, rel=0.01)
     assert (made["received"], made["lost"], made["duplicates"]) == (99, 1, 2)
-    assert "1 acknowledged messages did not arrive in time." in made["warnings"]
+    assert "1 acknowledged message did not arrive in time." in made["warnings"]
 
 
 def test_unknown_values_are_unknown() -> None:
@@ -123,7 +123,7 @@ def test_the_progress_line() -> None:
     assert text.startswith("1/1 s  100 messages/s  p50 2.0")
     assert text.endswith("3 in flight")
     found.failed(SECOND_NS, "RequestTimeout")
-    assert progress_text(found, 2 * SECOND_NS, None, None).endswith("1 errors")
+    assert progress_text(found, 2 * SECOND_NS, None, None).endswith("1 error")
 
 
 def test_stamped_bodies() -> None:

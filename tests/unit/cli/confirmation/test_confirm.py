@@ -2,10 +2,9 @@
 
 import io
 
-import click
 import pytest
 
-from penstock.cli.confirmation.confirm import confirm
+from penstock.cli.confirmation.confirm import Declined, NoAnswer, confirm
 
 
 def test_yes_does_not_ask(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,12 +19,12 @@ def test_a_piped_answer_counts(
     confirm("Delete it?", yes=False)
     assert capsys.readouterr().out == ""
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
-    with pytest.raises(click.Abort):
+    with pytest.raises(Declined, match="nothing was changed"):
         confirm("Delete it?", yes=False)
 
 
 def test_without_an_answer_the_command_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    with pytest.raises(click.UsageError, match="--yes") as refused:
+    with pytest.raises(NoAnswer, match="--yes") as refused:
         confirm("Delete it?", yes=False)
     assert refused.value.exit_code == 2

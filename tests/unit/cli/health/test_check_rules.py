@@ -89,7 +89,7 @@ def test_brokers() -> None:
     assert states(rules.check_brokers([secret], [], 1)) == [State.UNKNOWN]
     assert states(rules.check_brokers([broker(SLAVE)], ["broker-a"], 0)) == [State.CRITICAL]
     fewer = rules.check_brokers([broker()], [], 2)
-    assert fewer.problems[0].text == "1 masters are registered, 2 are expected"
+    assert fewer.problems[0].text == "1 master is registered, 2 expected"
 
 
 def test_disks() -> None:

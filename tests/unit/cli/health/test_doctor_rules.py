@@ -126,8 +126,14 @@ def test_members_that_differ() -> None:
     assert text.endswith("1, 3 subscribe to u: *; 2 subscribe to u: x")
 
 
-def test_limits_of_the_machine() -> None:
-    assert list(rules.examine_limits({"open_files": None, "maps": None})) == []
-    found = list(rules.examine_limits({"open_files": 1024, "maps": 65_530}))
-    assert {one.severity for one in found} == {Severity.NOTE}
-    assert len(found) == 2
+def test_limits_are_those_that_the_broker_reports() -> None:
+    assert list(rules.examine_limits([facts()])) == []
+    assert (
+        list(rules.examine_limits([facts(open_files_max=1 << 20, mapped_files_max=1 << 20)])) == []
+    )
+    found = list(rules.examine_limits([facts(open_files_max=1024, mapped_files_max=65_530)]))
+    assert {(one.severity, one.where) for one in found} == {(Severity.NOTE, "broker-a")}
+    assert [one.text.partition(";")[0] for one in found] == [
+        "it may open 1,024 files",
+        "it may map 65,530 files",
+    ]

@@ -41,6 +41,11 @@ CASES: list[tuple[Verdict, dict[str, Any], str]] = [
     # --- the message
     (Verdict.NOT_FOUND, {"message": None, "absence": Absence(None, None)}, "no such message"),
     (Verdict.NOT_FOUND, {"message": None, "absence": Absence(None, None, 9, 3, 9)}, "no such"),
+    (
+        Verdict.NO_ROUTE,
+        {"message": None, "route": None, "no_topic": "no broker has it; similar topics: orders"},
+        "The message was not found: no broker has it; similar topics: orders.",
+    ),
     (Verdict.DELETED, {"message": None, "absence": Absence(None, None, 2, 3, 9)}, "deleted"),
     (Verdict.DELETED, {"message": None, "absence": Absence(NOW - 9_000, NOW)}, "deleted"),
     (
@@ -107,7 +112,20 @@ CASES: list[tuple[Verdict, dict[str, Any], str]] = [
     ),
     # --- progress
     (Verdict.CONSUMED, {}, "its committed offset is past it"),
-    (Verdict.CONSUMED, {"members": members(), "states": ()}, "is past it"),
+    (
+        Verdict.CONSUMED,
+        {"members": members(), "states": ()},
+        "it was consumed, or the offset was set. No member is connected and no trace tells which.",
+    ),
+    (
+        Verdict.CONSUMED,
+        {
+            "members": members(),
+            "states": (),
+            "deliveries": (Delivery("billing", NOW, "10.0.0.1", 0, True),),
+        },
+        "is past it. A trace confirms it.",
+    ),
     (Verdict.FILTERED, {"members": members("m1", expression="old || paid")}, "has the tag 'new'"),
     (
         Verdict.FILTERED,
@@ -246,7 +264,7 @@ CASES: list[tuple[Verdict, dict[str, Any], str]] = [
             ),
             "committed": None,
         },
-        "1 of 2 members have not finished it: m2",
+        "1 of 2 members has not finished it: m2",
     ),
     (
         Verdict.UNKNOWN,
@@ -369,3 +387,10 @@ def test_a_popped_queue_belongs_to_its_member() -> None:
 def test_commands_are_quoted_for_the_shell() -> None:
     found = decide_message(evidence(group="a b", committed=5))
     assert found.command == "penstock explain group 'a b'"
+
+
+@pytest.mark.parametrize(("wanted", "by"), [("order-7", "key"), ("the-id", "id")])
+def test_the_fact_says_what_several_messages_have_in_common(wanted: str, by: str) -> None:
+    message = replace(place("orders", 7), keys=("order-7",))
+    found = decide_message(evidence(message=message, copies=20, wanted=wanted))
+    assert f"; 20 messages have this {by}, this is the newest" in found.facts[0].text

@@ -46,7 +46,8 @@ def _no_group(e: GroupEvidence) -> GroupConclusion | None:
     if e.partial:
         text = f"The group {e.group} was not found, but not all brokers were asked: {e.partial[0]}."
         return GroupConclusion(GroupVerdict.UNKNOWN, text, command_line("cluster", "status"))
-    text = f"No broker has the group {e.group}: check its name, or start a consumer of it."
+    text = f"No broker has the group {e.group}{e.similar}: check its name, or start a consumer of"
+    text += " it."
     return GroupConclusion(GroupVerdict.NO_GROUP, text, command_line("group", "list"))
 
 
@@ -172,6 +173,11 @@ def _healthy(e: GroupEvidence) -> GroupConclusion:
         return GroupConclusion(GroupVerdict.HEALTHY, text)
     lag = total_lag(e.queues)
     waits = "no message waits" if not lag else f"{count_text(lag, 'message')} not consumed yet"
+    waiting = e.waiting_retries
+    if isinstance(waiting, Unknown):
+        waits += "; messages that wait for the delay before redelivery are not counted"
+    elif waiting.text is not None:
+        waits = waiting.text if not lag else f"{waits}; {waiting.text}"
     text = f"The group consumes: {count_text(count, 'member')}, {waits}."
     return GroupConclusion(GroupVerdict.HEALTHY, text)
 

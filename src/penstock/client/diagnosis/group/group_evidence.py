@@ -16,6 +16,7 @@ from penstock.client.diagnosis.message_evidence import (
     QueueStateOfMember,
     Unknown,
 )
+from penstock.plurals import count_text
 from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import RETRY_TOPIC_PREFIX
 
@@ -26,6 +27,25 @@ class DeadLetters:
 
     count: int
     newest_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRetries:
+    """Messages of a group in a delay topic: they reach its retry topic when their delay is over."""
+
+    count: int
+    is_partial: bool
+    """Whether there may be more."""
+
+    @property
+    def text(self) -> str | None:
+        """A sentence without its end; None if there are none."""
+        if not self.count:
+            rest = "not all messages that wait for the delay before redelivery were counted"
+            return rest if self.is_partial else None
+        least = "at least " if self.is_partial else ""
+        waits = "waits" if self.count == 1 else "wait"
+        return f"{least}{count_text(self.count, 'message')} {waits} for the delay before redelivery"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +67,9 @@ class GroupEvidence(MembershipEvidence):
     ends: Mapping[MessageQueue, int] = field(default_factory=dict)
     """The end of each queue; only for broadcast groups."""
     partial: tuple[str, ...] = ()
+    waiting_retries: Known[WaitingRetries] = WaitingRetries(0, is_partial=False)
+    similar: str = ""
+    """Groups with similar names, as text, if no broker has the group."""
 
     @property
     def pops(self) -> bool:

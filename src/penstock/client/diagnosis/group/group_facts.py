@@ -241,9 +241,21 @@ def _retry_fact(e: GroupEvidence) -> Fact | None:
         if unknown:
             text = "The number of messages that wait for redelivery is unknown."
             return Fact(FactKind.RETRY, UNKNOWN, text, {"lag": None})
-        return Fact(FactKind.RETRY, OK, "No message waits in the retry topic.", {"lag": lag or 0})
+        return _with_delayed(e, OK, "No message waits in the retry topic.", 0)
     text = f"{count_text(lag, 'message')} in the retry topic {'is' if lag == 1 else 'are'} not"
-    return Fact(FactKind.RETRY, PROBLEM, f"{text} consumed.", {"lag": lag})
+    return _with_delayed(e, PROBLEM, f"{text} consumed.", lag)
+
+
+def _with_delayed(e: GroupEvidence, status: FactStatus, text: str, lag: int) -> Fact:
+    """The fact about the retry topic, with the redeliveries that have not reached it yet."""
+    waiting = e.waiting_retries
+    if isinstance(waiting, Unknown):
+        text += f" Redeliveries that wait for their delay are not counted: {waiting.reason}"
+        return Fact(FactKind.RETRY, status, text, {"lag": lag, "delayed": None})
+    if waiting.text is not None:
+        text += f" {waiting.text[0].upper()}{waiting.text[1:]}."
+        status = PROBLEM if waiting.count else status
+    return Fact(FactKind.RETRY, status, text, {"lag": lag, "delayed": waiting.count})
 
 
 def _dead_letter_fact(e: GroupEvidence) -> Fact:

@@ -10,22 +10,31 @@ from penstock.client.diagnosis.cluster_queries import (
     group_settings,
     is_forbidden,
     member_states,
+    similar_groups,
 )
-from penstock.client.diagnosis.group.group_evidence import DeadLetters, GroupEvidence
+from penstock.client.diagnosis.group.group_evidence import (
+    DeadLetters,
+    GroupEvidence,
+    WaitingRetries,
+)
 from penstock.client.diagnosis.message_evidence import MemberState, Unknown
 from penstock.errors import GroupNotExist
 from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
+SCAN_MAX = 200
+"""Records of delay topics that are read on each broker to count redeliveries."""
+
 
 async def gather_group(admin: AsyncAdmin, group: str) -> GroupEvidence:
     """All that the cluster tells about a group; raises if no NameServer answers."""
     await admin.brokers()  # without a NameServer nothing can be explained
-    settings, members, progress, dead, without_master = await asyncio.gather(
+    settings, members, progress, dead, waiting, without_master = await asyncio.gather(
         attempt(group_settings(admin, group)),
         attempt(admin.members(group)),
         attempt(_progress(admin, group)),
         attempt(_dead_letters(admin, group)),
+        attempt(_waiting_retries(admin, group)),
         admin.brokers_without_master(),
     )
     states: tuple[MemberState, ...] = ()
@@ -53,10 +62,12 @@ async def gather_group(admin: AsyncAdmin, group: str) -> GroupEvidence:
         states=states,
         progress=progress,
         dead=dead,
+        waiting_retries=waiting,
         read_queues=read_queues,
         forbidden=await _forbidden(admin, group, read_queues),
         ends={},
         partial=tuple(sorted(partial)),
+        similar=await similar_groups(admin, group, settings),
     )
     return await _with_ends(admin, evidence) if evidence.broadcast else evidence
 
@@ -75,6 +86,13 @@ async def _dead_letters(admin: AsyncAdmin, group: str) -> DeadLetters:
     queues = (await admin.describe_topic(topic)).queues
     times = [q.updated_ms for q in queues if q.updated_ms and q.count]
     return DeadLetters(sum(q.count for q in queues), max(times, default=None))
+
+
+async def _waiting_retries(admin: AsyncAdmin, group: str) -> WaitingRetries:
+    """The redeliveries in the delay topics, of which the first records are read."""
+    topic = RETRY_TOPIC_PREFIX + group
+    found = await admin.scheduled(topic=topic, count_max=SCAN_MAX, scan_max=SCAN_MAX)
+    return WaitingRetries(len(found.messages), bool(found.partial or found.unreachable))
 
 
 async def _read_queues(admin: AsyncAdmin, topic: str) -> tuple[MessageQueue, ...] | None:

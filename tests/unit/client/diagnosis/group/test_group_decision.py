@@ -7,7 +7,11 @@ import pytest
 
 from penstock.client.admin.async_admin import GroupProgress, QueueProgress
 from penstock.client.diagnosis.group.group_decision import decide_group
-from penstock.client.diagnosis.group.group_evidence import DeadLetters, GroupEvidence
+from penstock.client.diagnosis.group.group_evidence import (
+    DeadLetters,
+    GroupEvidence,
+    WaitingRetries,
+)
 from penstock.client.diagnosis.message_evidence import MemberState, QueueStateOfMember, Unknown
 from penstock.client.diagnosis.values import Fact, FactKind, FactStatus, GroupVerdict
 from penstock.wire.bodies.admin_bodies import ProcessQueueInfo
@@ -56,9 +60,40 @@ CASES: list[tuple[GroupVerdict, dict[str, Any], str]] = [
     (GroupVerdict.HEALTHY, {"progress": progress(at(None, 0, None), at(20))}, "no message waits"),
     (GroupVerdict.HEALTHY, BROADCAST, "broadcasting"),
     (
+        GroupVerdict.HEALTHY,
+        {"waiting_retries": WaitingRetries(1, is_partial=False)},
+        "1 member, 1 message waits for the delay before redelivery.",
+    ),
+    (
+        GroupVerdict.HEALTHY,
+        {"waiting_retries": WaitingRetries(2, is_partial=True), "progress": progress(at(19))},
+        "1 message not consumed yet; at least 2 messages wait for the delay before redelivery.",
+    ),
+    (
+        GroupVerdict.HEALTHY,
+        {"waiting_retries": WaitingRetries(0, is_partial=True)},
+        "1 member, not all messages that wait for the delay before redelivery were counted.",
+    ),
+    (
+        GroupVerdict.HEALTHY,
+        {"waiting_retries": Unknown("no permission")},
+        "messages that wait for the delay before redelivery are not counted.",
+    ),
+    (
         GroupVerdict.NO_GROUP,
         {**OFFLINE, "settings": {}, "progress": progress(), "read_queues": {}},
         "No broker has the group billing",
+    ),
+    (
+        GroupVerdict.NO_GROUP,
+        {
+            **OFFLINE,
+            "settings": {},
+            "progress": progress(),
+            "read_queues": {},
+            "similar": " (similar groups: billings)",
+        },
+        "No broker has the group billing (similar groups: billings): check its name",
     ),
     (
         GroupVerdict.UNKNOWN,
@@ -222,3 +257,24 @@ def test_lag_is_unknown_and_never_zero_where_nothing_was_committed() -> None:
 def test_facts(kind: FactKind, changes: dict[str, Any], status: str, text: str) -> None:
     found = fact(kind, **changes)
     assert (found.status.value, text in found.text) == (status, True), found
+
+
+@pytest.mark.parametrize(
+    ("waiting", "status", "text", "delayed"),
+    [
+        (WaitingRetries(0, is_partial=False), FactStatus.OK, "retry topic.", 0),
+        (WaitingRetries(1, is_partial=False), FactStatus.PROBLEM, "1 message waits for", 1),
+        (WaitingRetries(0, is_partial=True), FactStatus.OK, "Not all messages that wait", 0),
+        (Unknown("no permission"), FactStatus.OK, "are not counted: no permission", None),
+    ],
+)
+def test_the_fact_about_redeliveries_has_those_that_wait(
+    waiting: Any, status: FactStatus, text: str, delayed: int | None
+) -> None:
+    (fact,) = (
+        fact
+        for fact in decide_group(evidence(waiting_retries=waiting)).facts
+        if fact.kind is FactKind.RETRY
+    )
+    assert (fact.status, fact.evidence) == (status, {"lag": 0, "delayed": delayed})
+    assert text in fact.text
