@@ -258,10 +258,10 @@ MUTATIONS: dict[str, tuple[tuple[int, ...], Rules]] = {
     "swaps without comparing": (CLEAN, _controller(compares=False)),
     "decides again after a lost answer": (CLEAN, _controller(decides_again=True)),
     "receives before it has stored any epoch": (CLEAN, _broker(slave=ReceivesAtOnce)),
-    "takes over although its disk has failed": (CLEAN, _broker(ignores_failed_disk=True)),
     "takes what was not flushed for flushed": (
         (SYNC, LONE), _broker(keeps_unflushed=True),
     ),
+    "takes over although its disk has failed": (CLEAN, _broker(ignores_failed_disk=True)),
 }  # fmt: skip
 
 
