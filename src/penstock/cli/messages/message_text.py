@@ -1,7 +1,6 @@
 """Messages as text and as JSON. A message can't control the terminal: control characters are
 escaped."""
 
-import base64
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -35,34 +34,16 @@ def lines(text: str) -> str:
 
 def message_json(message: "ReceivedMessage") -> dict[str, object]:
     """A message as JSON; a body that is not text is in `body_base64`."""
-    values: dict[str, object] = {
-        "topic": message.topic,
-        "message_id": message.message_id,
-        "offset_id": message.offset_id,
-        "broker": message.broker_name,
-        "queue": message.queue_id,
-        "offset": message.queue_offset,
-        "born_ms": message.born_ms,
-        "born_host": message.born_host,
-        "store_ms": message.store_ms,
-        "reconsume_times": message.reconsume_times,
-        "tags": message.tags,
-        "keys": message.keys,
-        "properties": message.properties,
-    }
-    try:
-        values["body"] = message.body.decode()
-    except UnicodeDecodeError:
-        values["body_base64"] = base64.b64encode(message.body).decode()
-    return values
+    from penstock.client.diagnosis.exported_message import exported_message
+
+    return exported_message(message)
 
 
 def stored_json(message: "ReceivedMessage") -> dict[str, object]:
     """A message as JSON, with the topic that it is stored in and the one that it was sent to."""
-    from penstock.client.diagnosis import MessagePlace
+    from penstock.client.diagnosis.exported_message import exported_with_topics
 
-    place = MessagePlace.of(message)
-    return {**message_json(message), "topic": place.origin, "stored_topic": place.topic}
+    return exported_with_topics(message)
 
 
 def body_text(body: bytes, form: str = "auto") -> str:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from penstock.client.admin.admin_resend import origin_topic
 from penstock.client.admin.admin_values import MessagePage, TopicKind
+from penstock.client.diagnosis.exported_message import exported_with_topics
 from penstock.client.diagnosis.resending import plan_resend
 from penstock.client.received_message import ReceivedMessage
 from penstock.console.api.overview_api import first_snapshot
@@ -15,7 +16,7 @@ from penstock.console.messages.message_export import (
     export_pages,
     export_response,
 )
-from penstock.console.messages.message_json import export_dead_letter, message_row
+from penstock.console.messages.message_json import message_row
 from penstock.console.messages.resends import plan_json, start_resend
 from penstock.console.messages.resume_token import decode_resume, encode_resume
 from penstock.console.security.accounts import Role
@@ -92,7 +93,7 @@ async def export(call: ApiCall) -> object:
     The response is streamed, without a limit (application/x-ndjson). If a server fails on the way,
     the response breaks off.
     """
-    lines = await export_pages(call, _pages(call, call.path("group")), export_dead_letter)
+    lines = await export_pages(call, _pages(call, call.path("group")), exported_with_topics)
     return export_response(f"dead-letters-{call.path('group')}", lines)
 
 

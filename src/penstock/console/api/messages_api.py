@@ -8,6 +8,7 @@ from typing import Any
 from penstock.client.admin.admin_index import FOUND_MAX
 from penstock.client.admin.admin_values import MessagePage
 from penstock.client.diagnosis.explain import explain_message
+from penstock.client.diagnosis.exported_message import exported_message
 from penstock.client.diagnosis.resending import plan_resend
 from penstock.client.diagnosis.search import SearchResult, find_messages
 from penstock.client.diagnosis.values import Explanation, MessagePlace
@@ -24,7 +25,6 @@ from penstock.console.messages.message_export import (
 )
 from penstock.console.messages.message_json import (
     contains,
-    export_row,
     message_detail,
     message_row,
 )
@@ -105,7 +105,7 @@ async def export(call: ApiCall) -> object:
     name = topic or wanted.key or wanted.reference
     if wanted.reference or wanted.key:
         found = await _found(call, wanted, topic, FOUND_MAX)
-        rows = export_lines(found.messages, export_row)
+        rows = export_lines(found.messages, exported_message)
         response = export_response(name, _once(rows))
         if found.partial:
             response.headers["X-Penstock-Partial"] = header_text("; ".join(found.partial))
@@ -116,7 +116,9 @@ async def export(call: ApiCall) -> object:
         )
     if call.text("order", "newest") != "newest" or wanted.offset is not None:
         wanted = replace(wanted, until=end_of_export(call, wanted.until))
-    return export_response(name, await export_pages(call, _pages(call, wanted, topic), export_row))
+    return export_response(
+        name, await export_pages(call, _pages(call, wanted, topic), exported_message)
+    )
 
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:
@@ -246,7 +248,7 @@ async def message(call: ApiCall) -> object:
 async def export_one(call: ApiCall) -> object:
     """One message with its whole body, with the fields of `penstock tail --json`."""
     found = await message_at(call)
-    return export_response(found.message_id, _once(export_lines([found], export_row)))
+    return export_response(found.message_id, _once(export_lines([found], exported_message)))
 
 
 async def message_at(call: ApiCall) -> ReceivedMessage:

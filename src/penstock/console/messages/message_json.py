@@ -1,14 +1,10 @@
 """Messages as JSON: a row of a list, or all that is known about one."""
 
-import base64
-
-from penstock.client.diagnosis.values import MessagePlace
+from penstock.client.diagnosis.exported_message import UNREADABLE
 from penstock.client.received_message import ReceivedMessage
 from penstock.console.messages.decoders import decode_body, summary
 from penstock.errors import CompressionError
 from penstock.wire.codes import PROPERTY_TRANSACTION_PREPARED, RESERVED_PROPERTIES
-
-UNREADABLE = "(the body can't be decompressed)"
 
 
 def message_row(message: ReceivedMessage) -> dict[str, object]:
@@ -62,44 +58,6 @@ def contains(message: ReceivedMessage, text: bytes) -> bool:
         return text in message.body
     except CompressionError:
         return False
-
-
-def export_row(message: ReceivedMessage) -> dict[str, object]:
-    """A message with its whole body, as a line of `penstock tail --json`."""
-    values: dict[str, object] = {
-        "topic": message.topic,
-        "message_id": message.message_id,
-        "offset_id": message.offset_id,
-        "broker": message.broker_name,
-        "queue": message.queue_id,
-        "offset": message.queue_offset,
-        "born_ms": message.born_ms,
-        "born_host": message.born_host,
-        "store_ms": message.store_ms,
-        "reconsume_times": message.reconsume_times,
-        "tags": message.tags,
-        "keys": message.keys,
-        "properties": message.properties,
-    }
-    try:
-        body = message.body
-    except CompressionError:
-        return {**values, "body_base64": _base64(message.stored_body), "problem": UNREADABLE}
-    try:
-        values["body"] = body.decode()
-    except UnicodeDecodeError:
-        values["body_base64"] = _base64(body)
-    return values
-
-
-def export_dead_letter(message: ReceivedMessage) -> dict[str, object]:
-    """A dead letter with the topic that it was sent to, as a line of `penstock dlq export`."""
-    place = MessagePlace.of(message)
-    return {**export_row(message), "topic": place.origin, "stored_topic": place.topic}
-
-
-def _base64(body: bytes) -> str:
-    return base64.b64encode(body).decode()
 
 
 def _summary(message: ReceivedMessage) -> str:

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.messages.message_text import message_json, stored_json
 from penstock.client.admin.async_admin import MessagePage
+from penstock.client.diagnosis.exported_message import exported_message
 from penstock.client.diagnosis.search import SearchResult
 from penstock.client.received_message import ReceivedMessage, decode_records
-from penstock.console.messages.message_json import export_dead_letter, export_row
 from penstock.errors import PeerTimeout
 from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import SYS_COMPRESSED
@@ -47,15 +46,8 @@ def two_pages(console: TestedConsole, method: str, last: MessagePage | Exception
     console.admin.answers[method] = answer
 
 
-@pytest.mark.parametrize("body", [LONG.encode(), b"", b"\xff\x00binary"])
-def test_rows_have_the_fields_of_the_command_line(body: bytes) -> None:
-    found = message(body)
-    assert export_row(found) == message_json(found)
-    assert export_dead_letter(found) == stored_json(found)
-
-
 def test_a_body_that_can_not_be_decompressed_is_exported_as_it_is_stored() -> None:
-    row = export_row(message(b"no zlib", sys_flag=SYS_COMPRESSED))
+    row = exported_message(message(b"no zlib", sys_flag=SYS_COMPRESSED))
     assert row["body_base64"] == "bm8gemxpYg=="
     assert "decompressed" in str(row["problem"])
 
