@@ -64,7 +64,7 @@ class ConsoleSettings:
         return self.tls_certificate is not None
 
     @property
-    def is_readable_on_the_network(self) -> bool:
+    def sends_passwords_in_plain_text(self) -> bool:
         """Whether passwords and cookies cross a network in plain text."""
         return not (self.uses_tls or is_loopback(self.host) or self.trusted_proxies)
 

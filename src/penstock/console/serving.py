@@ -59,7 +59,7 @@ async def serve(
                 f"penstock console: the first account is {FIRST_ACCOUNT} with the password "
                 f"{password} (it is not shown again)"
             )
-    if settings.is_readable_on_the_network:
+    if settings.sends_passwords_in_plain_text:
         log.warning(
             "the console on %s has no TLS: passwords and cookies are sent in plain text, and the "
             "cookies are not Secure; use --tls-cert and --tls-key, or a proxy with TLS",

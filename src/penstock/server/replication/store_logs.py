@@ -79,7 +79,7 @@ class StoreSlaveLog:
         self._saved: tuple[Epoch, ...] | None = None  # what the last save has stored
         self._saving: Future[None] | None = None
         self._being_saved: tuple[Epoch, ...] = ()
-        self._epochs_known_to = OFFSET_MAX  # the epochs behind this log offset are not stored yet
+        self._epochs_stored_to = OFFSET_MAX  # epochs after this log offset are not stored yet
         self._master_confirm = confirmed
         self._opened_end = store.log.end
         self.publish()
@@ -100,7 +100,7 @@ class StoreSlaveLog:
     def acknowledged(self) -> int:
         flusher = self._store.flusher
         offset = flusher.flushed() if flusher.group_commit else self._store.log.end
-        return min(offset, self._epochs_known_to)
+        return min(offset, self._epochs_stored_to)
 
     @property
     def may_receive(self) -> bool:
@@ -108,13 +108,14 @@ class StoreSlaveLog:
         crash. A slave whose disk has failed must not join the in-sync set."""
         if isinstance(self._store.writer.refusal, WriteStopped):
             return False
-        return self._epochs_known_to == OFFSET_MAX and self.acknowledged >= self.end
+        return self._epochs_stored_to == OFFSET_MAX and self.acknowledged >= self.end
 
     def restart(self, next_offset: int, *, equal: bool = False) -> None:
         self.received.restart(next_offset, equal=equal)
 
     def begin_at(self, offset: int) -> None:
-        """Have the caller create the first file, which takes time; it connects again then."""
+        """Always raises ReplicationError, which ends the connection: creating the first file of an
+        empty log takes time. The caller does that (`begin_wanted`, `move_begin`) and connects again."""
         self.begin_wanted = offset
         raise ReplicationError(f"the master's log begins at offset {offset}")
 
@@ -142,13 +143,13 @@ class StoreSlaveLog:
         """
         self.history = EpochHistory(history.epochs)
         if self._saving is not None or self.history.epochs != self._saved:
-            self._epochs_known_to = min(self._epochs_known_to, self._store.log.end)
+            self._epochs_stored_to = min(self._epochs_stored_to, self._store.log.end)
         if self._saving is None:
             self._save_epochs()
 
     def _save_epochs(self) -> None:
         if self.history.epochs == self._saved:
-            self._epochs_known_to = OFFSET_MAX
+            self._epochs_stored_to = OFFSET_MAX
             return
         history, save = EpochHistory(self.history.epochs), self._save
         self._saving = self._store.disk.submit(lambda: save(history))

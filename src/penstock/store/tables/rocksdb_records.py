@@ -10,8 +10,8 @@ end. A write-ahead log is searched for the key of the checkpoint that RocketMQ w
 timers. Timers that are in neither file were lost in a crash, and both brokers read them again from
 their topic.
 
-Half messages with a state in RocksDB are in a topic of their own. Without `rocksdbstore` all of
-them count as resolved: this is how a user confirms it.
+Half messages with a state in RocksDB are in a topic of their own. If the directory `rocksdbstore`
+does not exist, all of them count as resolved: a user who knows that none is open deletes it.
 """
 
 from pathlib import Path
@@ -23,8 +23,9 @@ from penstock.wire.codes import TOPIC_ROCKSDB_TRANS_HALF
 _TABLE_END_BYTES: Final = 16 * 1024
 """More than the properties (1 KB), the list of such blocks and the footer."""
 
-# How many bytes of `rocksdb.column.family.name` are shared with the key before it, the length of
-# the rest and of the value, and these two.
+# The entry of the property `rocksdb.column.family.name` in a table file. RocksDB stores each key
+# as the number of bytes that it shares with the key before it, and the rest. So an entry is that
+# number (22), the length of the rest, the length of the value, the rest of the key, and the value.
 _TRANS_TABLE: Final = b"\x16\x04\x05nametrans"
 _DEFAULT_TABLE: Final = b"\x16\x04\x07namedefault"
 # The operation (put), the id of the column family, the key's length and the key.
