@@ -115,7 +115,8 @@ class StoreSlaveLog:
 
     def begin_at(self, offset: int) -> None:
         """Always raises ReplicationError, which ends the connection: creating the first file of an
-        empty log takes time. The caller does that (`begin_wanted`, `move_begin`) and connects again."""
+        empty log takes time. The caller does that (`begin_wanted`, `move_begin`) and then connects
+        again."""
         self.begin_wanted = offset
         raise ReplicationError(f"the master's log begins at offset {offset}")
 
