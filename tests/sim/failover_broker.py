@@ -65,6 +65,11 @@ class Broker(Node):
     def leads_epoch(self) -> int | None:
         return self.services.epoch if isinstance(self.services, MasterService) else None
 
+    @property
+    def disk_failed(self) -> bool:
+        """As `ControlledServices.failed`."""
+        return self.services is not None and self.log.failed
+
     # --- the process
 
     def start(self) -> None:
@@ -303,7 +308,7 @@ class Broker(Node):
         self.assigned = Assigned(epoch=follow.epoch, address=follow.address)
         self.world.note(f"{self.name} learns that {follow.address} leads epoch {follow.epoch}")
         if was_slave:
-            if self.log.failed:
+            if self.disk_failed:
                 self.restart()
             elif isinstance(self.services, SlaveService):
                 self.services.follow(follow.address, follow.epoch)
@@ -316,10 +321,12 @@ class Broker(Node):
         master, and have the log on the disk. From then on no other replica may have it."""
         if self.rules.takes_over_unflushed:
             return True
+        if self.services is None:  # they are being restarted
+            return False
         if isinstance(self.services, SlaveService):
             self.services.disconnect()
         self._stop_writing()
-        if self.log.failed and not self.rules.ignores_failed_disk:
+        if self.disk_failed and not self.rules.ignores_failed_disk:
             self._doubt_log()
             return False
         self.log.reopen()
@@ -334,12 +341,12 @@ class Broker(Node):
 
     def _drop_unflushed(self) -> None:
         """As `ControlledServices.drop_unflushed`."""
-        if self.log.failed and self.mode.sync_flush and not self.rules.keeps_unflushed:
+        if self.disk_failed and self.mode.sync_flush and not self.rules.keeps_unflushed:
             cut = self.log.flushed
             self.truncation = cut if self.truncation is None else min(cut, self.truncation)
 
     def _watch_disk(self) -> None:
-        if not self.log.failed or self.role is None or self.rules.ignores_failed_disk:
+        if not self.disk_failed or self.role is None or self.rules.ignores_failed_disk:
             return
         self._doubt_log()
         if self.role.leads:
@@ -371,7 +378,7 @@ class Broker(Node):
     def _heartbeat(self, controller: Controller) -> None:
         role, services, now_ms = self.role, self.services, self.world.now_ms
         assert role is not None
-        if isinstance(services, SlaveService) and services.caught_up and not self.log.failed:
+        if isinstance(services, SlaveService) and services.caught_up and not self.disk_failed:
             role.caught_up()
             self.power_lost = self.doubted = False
         if role.complete and not self.electable:

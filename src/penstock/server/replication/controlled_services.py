@@ -168,7 +168,7 @@ class ControlledServices:
         complete after a power failure.
         """
         running = self._running()
-        if running is None:
+        if running is None or not self.failed():  # the store has been opened again
             return
         store = running.broker.context.store
         flushed = store.flusher.flushed()

@@ -12,6 +12,7 @@ import pytest
 from penstock.server.replication.controlled_services import ControlledServices, RunningServices
 from penstock.store.disk import Disk
 from penstock.store.recovery.truncation import Truncation, read_truncation, request_truncation
+from penstock.store.store import MessageStore
 from tests.store_kit import (
     START_MS,
     Model,
@@ -37,10 +38,7 @@ def test_what_was_not_flushed_is_truncated_under_sync_flush(
     store.flusher.fail(OSError(errno.EIO, "Input/output error"))
     put_ok(store, model, [random_message(rng, 2)], START_MS)
     end = store.log.end
-    broker: Any = SimpleNamespace(context=SimpleNamespace(store=store))
-    none: Any = None
-    running = RunningServices(broker, none, none)
-    services = ControlledServices(lambda: running, lambda: None)
+    services = services_with(store)
     assert services.failed()
     asyncio.run(services.drop_unflushed())
     abandon(store)
@@ -48,6 +46,21 @@ def test_what_was_not_flushed_is_truncated_under_sync_flush(
     assert store.log.end == (flushed if sync_flush else end)
     assert flushed < end
     store.close()
+
+
+def test_nothing_is_truncated_if_the_store_was_opened_again_meanwhile(tmp_path: Path) -> None:
+    store, model = open_store(tmp_path, small_config(sync_flush=True), Disk()), Model()
+    put_ok(store, model, [random_message(Random(1), 1)], START_MS)
+    asyncio.run(services_with(store).drop_unflushed())
+    assert read_truncation(store.disk, store.paths) is None
+    store.close()
+
+
+def services_with(store: MessageStore) -> ControlledServices:
+    broker: Any = SimpleNamespace(context=SimpleNamespace(store=store))
+    none: Any = None
+    running = RunningServices(broker, none, none)
+    return ControlledServices(lambda: running, lambda: None)
 
 
 def test_the_smallest_truncation_counts(tmp_path: Path) -> None:
