@@ -11,7 +11,9 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 
@@ -65,8 +67,7 @@ def test_the_single_machine_cluster_survives_its_master(cluster: ComposedService
             check = partial(cluster.run, name, cluster.health_check(name))
             await_true(lambda check=check: check() == 0, cluster.logs)
         for port in (10_913, 10_923, 10_933, 9_880):  # the readiness probes of Kubernetes
-            with urllib.request.urlopen(f"http://{HOST}:{port}/readyz", timeout=10) as answer:
-                assert answer.status == 200
+            await_true(partial(is_ready, port), cluster.logs)
         (first,) = masters(admin, in_sync=3)
         master = service_of(first)
         cluster.kill(master)
@@ -74,6 +75,14 @@ def test_the_single_machine_cluster_survives_its_master(cluster: ComposedService
         await_true(lambda: masters(admin, in_sync=2), cluster.logs)
         assert masters(admin, in_sync=2) != [first]
         assert producer.send(Message("T", b"2")).status is SendStatus.SEND_OK
+
+
+def is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{HOST}:{port}/readyz", timeout=10) as answer:
+            return answer.status == HTTPStatus.OK
+    except HTTPError:
+        return False
 
 
 def service_of(address: str) -> str:
