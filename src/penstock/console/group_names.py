@@ -1,12 +1,10 @@
-"""Groups by name: those that exist, and similar names for one that doesn't."""
+"""Groups by name: those that exist, and the error for one that does not."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 from penstock.client.admin.async_admin import AsyncAdmin, GroupInfo
+from penstock.client.diagnosis.wording import similar_text
 from penstock.errors import GroupNotExist
-
-SIMILAR_MAX = 3
 
 
 async def find_group(admin: AsyncAdmin, name: str) -> GroupInfo:
@@ -30,12 +28,6 @@ async def need_group(admin: AsyncAdmin, name: str) -> None:
 def no_group(name: str, names: Iterable[str]) -> GroupNotExist:
     """The error for an unknown group; it names similar groups."""
     return GroupNotExist(
-        f"there is no group {name}{similar_names('groups', name, names)}",
+        f"there is no group {name}{similar_text('groups', name, names)}",
         hint="check its name; the page Groups lists them",
     )
-
-
-def similar_names(what: str, name: str, names: Iterable[str]) -> str:
-    """The similar names in brackets; empty if there are none."""
-    similar = get_close_matches(name, list(names), SIMILAR_MAX)
-    return f" (similar {what}: {', '.join(similar)})" if similar else ""

@@ -3,9 +3,9 @@
 from typing import Any
 
 from penstock.client.admin.async_admin import BrokerAddress, BrokerState, ReplicaStatus
+from penstock.client.diagnosis.wording import similar_text
 from penstock.console.api.overview_api import first_snapshot
 from penstock.console.endpoints import ApiCall, ApiError, endpoint
-from penstock.console.group_names import similar_names
 from penstock.console.monitoring.lost_replicas import LostReplica, SeenReplica
 from penstock.console.security.accounts import Role
 from penstock.errors import InvalidParameter, NoPermission, PenstockError
@@ -102,7 +102,7 @@ async def change_setting(call: ApiCall) -> object:
     before = await call.admin.broker_settings(broker, number)
     if name not in before:
         raise InvalidParameter(
-            f"{broker} has no setting {name[:80]}{similar_names('settings', name, before)}",
+            f"{broker} has no setting {name[:80]}{similar_text('settings', name, before)}",
             hint="see the settings of the broker",
         )
     try:
