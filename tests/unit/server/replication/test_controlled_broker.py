@@ -93,6 +93,9 @@ class FakeService:
     def reopen(self) -> None:
         pass
 
+    def resign(self, replica_id: int) -> None:
+        pass
+
     def set_answered(self, number: int, *, refused: bool) -> None:
         self.answered.append((number, refused))
 
