@@ -134,7 +134,8 @@ class ControlledRole:
         return Lead(state.master_epoch, state.in_sync, state.in_sync_epoch)
 
     def _follow(self, state: SetState) -> Follow | None:
-        if (state.master_epoch, state.master_address) == self._followed:
+        resigned = state.master_id == self.own_id
+        if resigned or (state.master_epoch, state.master_address) == self._followed:
             return None
         self._followed = state.master_epoch, state.master_address
         return Follow(state.master_address, state.master_epoch)
@@ -162,7 +163,6 @@ class ControlledRole:
         """Lead no more in this epoch, in which nothing was acknowledged. To lead again, this
         replica needs another election, as after its start."""
         self._log_epoch = max(self._log_epoch, self.epoch)
-        self.epoch -= 1
         self.leads = False
 
     @property
