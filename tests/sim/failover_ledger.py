@@ -11,10 +11,10 @@ in-sync set still have it, and that one must not be elected. Only if all members
 promise ends (the table in the design: "unless all lose power within the flush interval").
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
-from tests.sim.failover_controllers import Etcd
+from penstock.controller.broker_set import BrokerSet
 from tests.sim.failover_world import World
 from tests.sim.replication_nodes import HEAD, InvariantError, ModelLog
 
@@ -40,9 +40,10 @@ class Member(Protocol):
 class Ledger:
     """The promises of one broker set."""
 
-    def __init__(self, world: World, etcd: Callable[[], Etcd], members: Iterable[Member]) -> None:
+    def __init__(self, world: World, members: Iterable[Member]) -> None:
         self._world = world
-        self._etcd = etcd
+        self.state: BrokerSet | None = None
+        """As it is stored."""
         self._members = members
         self.acknowledged = b""
         """The log up to the last acknowledged record."""
@@ -95,13 +96,21 @@ class Ledger:
 
     # --- what must be true then
 
-    def changed(self) -> None:
-        """The state in etcd has changed."""
+    def changed(self, state: BrokerSet | None) -> None:
+        """The controllers have stored another state."""
+        before, self.state = self.state, state
+        if state is not None:
+            if state.master_id is not None and state.master_epoch != _epoch(before):
+                self._world.events["election"] += 1
+            self._world.note(
+                f"stored: master {state.master_id}, epoch {state.master_epoch}, in sync "
+                f"{list(state.in_sync)}, number {state.in_sync_epoch}, before {list(state.before)}"
+            )
         self.check(changed=True)
 
     def check(self, *, changed: bool = False) -> None:
         """Each replica that can be elected has what was promised, and so has the master."""
-        state = self._etcd().state
+        state = self.state
         if state is None or not self.clean:
             return
         electable = state.before or state.in_sync
@@ -142,6 +151,10 @@ class Ledger:
         self.acknowledged, self.seen = self.acknowledged[:end], self.seen[:end]
         self._world.events["all members lost power"] += 1
         self._world.note(f"promised is only {end} of {len(promised)} bytes")
+
+
+def _epoch(state: BrokerSet | None) -> int:
+    return 0 if state is None else state.master_epoch
 
 
 def _common(log: bytearray, promised: bytes) -> int:

@@ -9,14 +9,20 @@ lost while another member of the in-sync set has all that is promised. In the en
 again: then a master must be elected, all logs must become equal, and sends must be acknowledged.
 """
 
+import logging
+import random
 import sys
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import NamedTuple
+from unittest.mock import patch
 
 from penstock.replication.replicas import ReplicaRules
+from penstock.server.controller import broker_set_states
 from tests.sim.failover_broker import Broker
-from tests.sim.failover_controllers import Controller, ControllerRules, Etcd
+from tests.sim.failover_controllers import Controller, ControllerRules, StateFile
+from tests.sim.failover_etcd import Etcd
 from tests.sim.failover_ledger import Ledger
 from tests.sim.failover_rules import BrokerRules, Mode
 from tests.sim.failover_services import MasterService
@@ -28,6 +34,8 @@ CONVERGENCE_MS = 45_000
 """How long it may take until everything works again. A replica that may have lost the end of its
 log waits 10 s, and requests of which the outcome is not known are waited for 5 s."""
 LAG_MS = 1_500
+TICK_MS = 250
+"""How often controllers look for what has expired; more rarely than in reality, to save time."""
 
 
 class Rules(NamedTuple):
@@ -60,18 +68,20 @@ class Life:
             frame_bytes_max=rng.choice((50, 150, 1000))
         )
         self.brokers: list[Broker] = []
-        self.ledger = Ledger(world, lambda: self.etcd, self.brokers)
+        self.ledger = Ledger(world, self.brokers)
         self.etcd = Etcd(world, self.ledger.changed, compares=rules.controller.compares)
+        count = rng.choice((1, 2, 2, 3))
+        file = StateFile(self.ledger.changed) if count == 1 and rng.random() < 0.7 else None
+        self.on_etcd = file is None
         self.controllers = [
-            Controller(index, world, self.etcd, rules.controller)
-            for index in range(rng.choice((1, 2, 3)))
+            Controller(index, world, self.etcd, rules.controller, file) for index in range(count)
         ]
         for index in range(rng.choice((2, 3, 3, 4))):
             self.brokers.append(Broker(f"b{index}", world, self.ledger, mode, rules.broker))
         by_name = {broker.name: broker for broker in self.brokers}
         for controller in self.controllers:
             controller.brokers.update(by_name)
-            controller.unclean = mode.unclean
+            controller.unclean_elections = mode.unclean
         self.ledger.clean = not mode.unclean
         flush_ms = rng.choice((5, 20)) if mode.sync_flush else rng.choice((50, 200, 500))
         for broker in self.brokers:
@@ -103,6 +113,13 @@ class Life:
         self.weights.append(rng.choice((2, 8, 20)))
 
     def run(self) -> None:
+        try:
+            self._run()
+        finally:
+            for controller in self.controllers:
+                controller.end()
+
+    def _run(self) -> None:
         rng, world = self.rng, self.world
         world.run(2_000)
         for _ in range(STEPS):
@@ -168,7 +185,7 @@ class Life:
             self.world.events["power cut"] += 1
 
     def _lose_disk(self) -> None:
-        broker, state = self._some_broker(), self.etcd.state
+        broker, state = self._some_broker(), self.ledger.state
         if broker is None or state is None or self.mode.unclean:
             return
         left = [
@@ -246,9 +263,10 @@ class Life:
 
     def _designate(self) -> None:
         """An operator has another replica elected, or a master hands over."""
-        broker, state = self.rng.choice(self.brokers), self.etcd.state
+        broker, state = self.rng.choice(self.brokers), self.ledger.state
         controller = self.rng.choice(self.controllers)
-        if controller.up and broker.replica_id is not None and state is not None:
+        able = controller.up and controller.paused_until_ms <= self.world.now_ms
+        if able and broker.replica_id is not None and state is not None:
             self.world.note(f"{broker.name} is designated")
             controller.elect(broker.replica_id, lambda answer: None, designated=True)
 
@@ -297,7 +315,7 @@ class Life:
         """Whether a member of the in-sync set has lost its disk, and all others may have lost the
         end of their logs, with their power or because their disks have failed: nobody knows what is
         lost."""
-        state = self.etcd.state
+        state = self.ledger.state
         members = set() if state is None else set(state.before or state.in_sync)
         present = [broker for broker in self.brokers if broker.replica_id in members]
         return len(present) < len(members) and all(
@@ -308,11 +326,11 @@ class Life:
         until_ms = self.world.now_ms + CONVERGENCE_MS
         while self.world.now_ms < until_ms:
             self.world.run(100)
-            if self._needs_operator() and not self.controllers[0].unclean:
+            if self._needs_operator() and not self.controllers[0].unclean_elections:
                 self.world.events["operator"] += 1
                 self.ledger.clean = False
                 for controller in self.controllers:
-                    controller.unclean = True
+                    controller.unclean_elections = True
             for broker in self.brokers:
                 service = broker.services
                 if isinstance(service, MasterService):
@@ -322,7 +340,7 @@ class Life:
         raise InvariantError(f"{otherwise} after {CONVERGENCE_MS} ms: {self._why()}")
 
     def _master(self) -> MasterService | None:
-        state = self.etcd.state
+        state = self.ledger.state
         if state is None:
             return None
         elected = state.master_id, state.master_epoch
@@ -334,7 +352,7 @@ class Life:
         return None
 
     def _works(self) -> bool:
-        master, state = self._master(), self.etcd.state
+        master, state = self._master(), self.ledger.state
         if master is None or state is None:
             return False
         same = all(broker.log.data == master.broker.log.data for broker in self.brokers)
@@ -343,7 +361,7 @@ class Life:
         return same and set(state.in_sync) == ids and not master.refusal and shown
 
     def _why(self) -> str:
-        state = self.etcd.state
+        state = self.ledger.state
         if state is None:
             return "no state"
         listed = ", ".join(
@@ -360,8 +378,17 @@ def run_seed(
     seed: int, rules: Rules | None = None, trace: Callable[[str], None] | None = None
 ) -> Counter[str]:
     """Run a seed and count what happened; raises what is wrong."""
-    life = Life(seed, rules or Rules(), trace)
-    life.run()
+    rules = rules or Rules()
+    random.seed(seed)  # the pause after conflicts of controllers
+    penstock, level = logging.getLogger("penstock"), logging.getLogger("penstock").level
+    penstock.setLevel(logging.CRITICAL)
+    decisions = SimpleNamespace(elect=rules.controller.elect)
+    try:
+        with patch.multiple(broker_set_states, decisions=decisions, TICK_MS=TICK_MS):
+            life = Life(seed, rules, trace)
+            life.run()
+    finally:
+        penstock.setLevel(level)
     return life.world.events
 
 
