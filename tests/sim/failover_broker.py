@@ -58,7 +58,7 @@ class Broker(Node):
         self._registered: SetState | None = None
         self._calls = ControllerCalls(self, world, [])
         self._polling = False
-        self._confirmed_ms = 0
+        self._confirmed_ms = self.met_ms = 0
         self._unconfirmed = False
         self._connections: dict[str, tuple[int, int]] = {}
         """By the name of a controller: the process there, and the number of the connection."""
@@ -95,8 +95,7 @@ class Broker(Node):
             self.services.close(silent=power)
         self.services, self.role, self.electable = None, None, False
         if not power:
-            for controller in self.controllers:
-                self._disconnect(controller)
+            self.lose_connections()
         self.end()
         if power:
             self.power_lost = True
@@ -233,7 +232,7 @@ class Broker(Node):
         )
         if self.rules.forgets_power_cut:
             self.power_lost = False
-        self._confirmed_ms = world.now_ms
+        self._confirmed_ms = self.met_ms = world.now_ms
         world.every(POLL_MS, self._poll, self)
         world.every(LEASE_CHECK_MS, self._check_lease, self)
         world.every(POLL_MS, self._watch_disk, self)
@@ -409,6 +408,11 @@ class Broker(Node):
                 self._confirmed(now_ms)
 
         self.world.send(self, controller, arrive)
+
+    def lose_connections(self) -> None:
+        """The connections to all controllers are closed; the next heartbeats open others."""
+        for controller in self.controllers:
+            self._disconnect(controller)
 
     def _connect(self, controller: Controller) -> int:
         """The number of the connection to a controller."""

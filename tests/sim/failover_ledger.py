@@ -5,18 +5,23 @@
 * Each member of the in-sync set that can be elected has all of both, at any time. So has the
   master of the last epoch.
 * One replica writes in an epoch, and one record at an offset.
+* A master accepts messages only as long as a controller confirms it that is confirmed by etcd.
 
 Under async flush a power cut may lose what a replica had acknowledged. Then the others of the
 in-sync set still have it, and that one must not be elected. Only if all members have lost it, the
 promise ends (the table in the design: "unless all lose power within the flush interval").
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from penstock.controller.broker_set import BrokerSet
 from tests.sim.failover_world import World
 from tests.sim.replication_nodes import HEAD, InvariantError, ModelLog
+
+LEASE_MS = 3_000
+"""Of masters, and of controllers."""
+LEASE_CHECK_MS = 200
 
 
 class Member(Protocol):
@@ -27,6 +32,9 @@ class Member(Protocol):
     log: ModelLog
     damaged: bool
     """A power cut has taken what it may have acknowledged."""
+
+    met_ms: int
+    """When its process asked controllers for the first time."""
 
     @property
     def electable(self) -> bool:
@@ -44,6 +52,8 @@ class Ledger:
         self._world = world
         self.state: BrokerSet | None = None
         """As it is stored."""
+        self.etcd_confirmed_ms: Callable[[], int] | None = None
+        """When etcd has confirmed a controller last; None if there is no etcd."""
         self._members = members
         self.acknowledged = b""
         """The log up to the last acknowledged record."""
@@ -68,6 +78,15 @@ class Ledger:
         if writer != member.name:
             raise InvariantError(f"{writer} and {member.name} are masters of epoch {epoch}")
         self.check()
+
+    def accepts(self, member: Member) -> None:
+        """A master accepts a message."""
+        if self.etcd_confirmed_ms is None:
+            return
+        confirmed_ms = self.etcd_confirmed_ms() + LEASE_MS  # by etcd; of controllers
+        age_ms = self._world.now_ms - max(confirmed_ms, member.met_ms)
+        if age_ms > LEASE_MS + LEASE_CHECK_MS:
+            raise InvariantError(f"{member.name} accepts messages, and may be replaced long ago")
 
     def writes(self, epoch: int, offset: int, serial: int) -> None:
         """A master appends a record."""

@@ -22,6 +22,7 @@ from penstock.replication.replicas import ReplicaRules
 from penstock.server.controller import broker_set_states
 from tests.sim.failover_broker import Broker
 from tests.sim.failover_controllers import Controller, ControllerRules, StateFile
+from tests.sim.failover_disturbances import Disturbances, EtcdFaults
 from tests.sim.failover_etcd import Etcd
 from tests.sim.failover_ledger import Ledger
 from tests.sim.failover_rules import BrokerRules, Mode
@@ -72,10 +73,12 @@ class Life:
         self.etcd = Etcd(world, self.ledger.changed, compares=rules.controller.compares)
         count = rng.choice((1, 2, 2, 3))
         file = StateFile(self.ledger.changed) if count == 1 and rng.random() < 0.7 else None
-        self.on_etcd = file is None
         self.controllers = [
             Controller(index, world, self.etcd, rules.controller, file) for index in range(count)
         ]
+        self.faults = EtcdFaults(world, self.etcd, [] if file else self.controllers)
+        if file is None:
+            self.ledger.etcd_confirmed_ms = lambda: self.etcd.confirmed_ms
         for index in range(rng.choice((2, 3, 3, 4))):
             self.brokers.append(Broker(f"b{index}", world, self.ledger, mode, rules.broker))
         by_name = {broker.name: broker for broker in self.brokers}
@@ -103,7 +106,8 @@ class Life:
             (self._partition, 1),
             (self._cut_links, 2),
             (self._stop_controller, 0.7),
-            (self._stop_etcd, 0.5),
+            (self._stop_etcd, 0.4),
+            (self._disturb_etcd, 0.7),
             (self._designate, 1),
             (self._tell_late, 1),
         ]
@@ -129,6 +133,7 @@ class Life:
                 world.run(rng.choice(self.gaps))
             self._recover()
         self._converge()
+        self._disturb()
 
     def _flush(self) -> None:
         for broker in self.brokers:
@@ -209,7 +214,8 @@ class Life:
     def _pause(self) -> None:
         nodes: list[Node] = [*self._up(), *self.controllers]
         node = self.rng.choice(nodes)
-        duration_ms = self.rng.choice((50, 500, 2_000, 5_000))
+        longest_ms = 9_000 if isinstance(node, Controller) else 5_000
+        duration_ms = self.rng.choice((50, 500, 2_000, longest_ms))
         self.world.note(f"{node.name} is paused for {duration_ms} ms")
         node.paused_until_ms = self.world.now_ms + duration_ms
         self.world.events["pause"] += 1
@@ -251,15 +257,21 @@ class Life:
             controller.end()
 
     def _stop_etcd(self) -> None:
-        """No node reaches etcd; what is on the way arrives."""
-        duration_ms = self.rng.choice((200, 1_500, 4_000))
-        names = [controller.name for controller in self.controllers]
-        pairs = [(name, "etcd") for name in names]
-        if self.rng.random() < 0.5:
-            pairs = [(b, a) for a, b in pairs]  # requests take effect, answers are lost
-        self.world.note(f"etcd does not answer for {duration_ms} ms")
-        self.world.block(pairs, duration_ms)
-        self.world.events["etcd unavailable"] += 1
+        """For longer than leases, or than the grace of controllers."""
+        self.faults.stop(self.rng.choice((200, 1_500, 1_500, 5_000, 12_000, 20_000)))
+
+    def _disturb_etcd(self) -> None:
+        """What is shared by controllers fails in other ways."""
+        faults, rng = self.faults, self.rng
+        rng.choice(
+            (
+                lambda: faults.lose_leader(rng.choice((300, 2_000, 6_000))),
+                lambda: faults.interrupt_watches(0.5),
+                lambda: faults.hold_watches(self.controllers, rng.choice((500, 4_000))),
+                lambda: faults.expire_lease(rng.choice(self.controllers)),
+                faults.compact,
+            )
+        )()
 
     def _designate(self) -> None:
         """An operator has another replica elected, or a master hands over."""
@@ -297,8 +309,10 @@ class Life:
                 node.stop()  # by an operator: perhaps no other replica can be the master
             if not node.up:
                 node.start()
+        self.etcd.elect_leader()
         for controller in self.controllers:
             controller.early_death = 0.0
+            controller.refused_wrongly.clear()
         self._until(self._works, "the set does not work")
         acknowledged = self.world.events["acknowledged"]
 
@@ -310,6 +324,16 @@ class Life:
 
         self._until(sent, "no acknowledgement")
         self._until(self._works, "the set does not work after a send")
+
+    def _disturb(self) -> None:
+        master = self._master()
+        if master is None or self.rng.random() < 0.5:
+            return
+        self.world.note("the set is disturbed")
+        Disturbances(
+            self.world, self.faults, self.controllers, master.broker, self.ledger
+        ).run()
+        self._until(self._works, "the set does not work after a disturbance")
 
     def _needs_operator(self) -> bool:
         """Whether a member of the in-sync set has lost its disk, and all others may have lost the
