@@ -417,7 +417,7 @@ class Broker(Node):
     def _connect(self, controller: Controller) -> int:
         """The number of the connection to a controller."""
         life, client = self._connections.get(controller.name, (-1, 0))
-        if life != controller.life:
+        if life != controller.life or controller.has_closed(client):
             self.world.connections += 1
             client = self.world.connections
             self._connections[controller.name] = controller.life, client

@@ -208,8 +208,8 @@ class Process:
 
     def _open_etcd(self, etcd: Etcd) -> None:
         clock, own, rules = self._clock, self._number, self._controller.rules
-        call_ms = self._controller.etcd_call_ms
-        client = cast(EtcdClient, SimulatedEtcdClient(etcd, self.loop, call_ms))
+        simulated = SimulatedEtcdClient(etcd, self.loop)
+        client = cast(EtcdClient, simulated)
         view = rules.view(KEYS, own)
         self.lease = lease = ControllerLease(client, clock)
         self.watch = watch = Watch(
@@ -231,6 +231,7 @@ class Process:
             await asyncio.wait([loading])
             if not loading.cancelled():
                 loading.exception()  # the tasks go on trying
+            simulated.call_ms = self._controller.etcd_call_ms
             for work in (watch.run(), watch.tick(), lease.run(), reports.run()):
                 asyncio.ensure_future(work)
             asyncio.ensure_future(liveness.report_deaths())
@@ -311,6 +312,10 @@ class Controller(Node):
             reply(Answer(ResponseCode.SYSTEM_BUSY if isolated else ResponseCode.SUCCESS))
 
         self.process.loop.enter(note)
+
+    def has_closed(self, client: ClientId) -> bool:
+        """Whether a connection is closed here."""
+        return client in self._closed
 
     def disconnected(self, client: ClientId) -> None:
         """The connection of a broker is closed."""

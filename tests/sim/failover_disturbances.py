@@ -16,6 +16,8 @@ from tests.sim.failover_ledger import Ledger
 from tests.sim.failover_world import World
 from tests.sim.replication_nodes import InvariantError
 
+SETTLE_MS = 10_000
+"""Until nothing is left of earlier failures: pauses end, leases are renewed."""
 DEAF_MS = 5_000
 """After this time a controller that gets no heartbeats of a master has noticed it."""
 CALM_MS = 14_000
@@ -99,6 +101,7 @@ class Disturbances:
 
     def run(self) -> None:
         world, rng, ledger = self._world, self._world.rng, self._ledger
+        world.run(SETTLE_MS)
         assert ledger.state is not None
         epoch = ledger.state.master_epoch
         for one in self._deaf:

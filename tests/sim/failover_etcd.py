@@ -46,6 +46,7 @@ T = TypeVar("T")
 KEYS = Keys("/")
 EXPIRY_MS = 250
 """How often etcd looks for expired leases."""
+CALL_MS = 10_000
 ATTEMPT_MS = (1_000, 2_000, 4_000)
 PAUSE_MS = 50
 """As in `etcd_client`."""
@@ -329,15 +330,15 @@ class WatchStream:
 class SimulatedEtcdClient:
     """Has the interface of `EtcdClient`."""
 
-    def __init__(self, etcd: Etcd, loop: NodeLoop, call_ms: int) -> None:
+    def __init__(self, etcd: Etcd, loop: NodeLoop) -> None:
         self._etcd = etcd
         self._loop = loop
         self._world = loop.world
-        self._call_ms = call_ms
+        self.call_ms = CALL_MS
 
     async def call(self, path: str, message: Message, kind: type[T]) -> T:
         """The answer to a request. Raises EtcdRefused or EtcdOutcomeUnknown."""
-        deadline_ms, pause_ms, attempt = self._world.now_ms + self._call_ms, PAUSE_MS, 0
+        deadline_ms, pause_ms, attempt = self._world.now_ms + self.call_ms, PAUSE_MS, 0
         while True:
             wait_ms = ATTEMPT_MS[min(attempt, len(ATTEMPT_MS) - 1)]
             wait_ms = min(wait_ms, deadline_ms - self._world.now_ms)
