@@ -126,7 +126,8 @@ class Disturbances:
     def _faults_of_all(self) -> list[Callable[[], None]]:
         rng, faults = self._world.rng, self._faults
         return [
-            lambda: faults.stop(rng.choice((2_000, 4_500, 8_000, 15_000))),
+            # Longer than leases: a shorter one may cost only one controller its lease.
+            lambda: faults.stop(rng.choice((4_500, 8_000, 15_000))),
             lambda: faults.lose_leader(rng.choice((500, 2_000, 4_000, 8_000))),
             lambda: faults.interrupt_watches(0.7),
             faults.compact,

@@ -31,9 +31,10 @@ from tests.sim.failover_world import Node, World
 from tests.sim.replication_nodes import RECORD_BYTES_MAX, InvariantError
 
 STEPS = 120
-CONVERGENCE_MS = 45_000
-"""How long it may take until everything works again. A replica that may have lost the end of its
-log waits 10 s, and requests of which the outcome is not known are waited for 5 s."""
+CONVERGENCE_MS = 60_000
+"""How long it may take until everything works again. Pauses end after 9 s. A replica that may have
+lost the end of its log waits 10 s, and so do controllers that have missed something. Requests of
+which the outcome is not known are waited for 5 s."""
 LAG_MS = 1_500
 TICK_MS = 250
 """How often controllers look for what has expired; more rarely than in reality, to save time."""
@@ -304,7 +305,6 @@ class Life:
         self.world.note("all failures end")
         self.world.heal()
         for node in (*self.brokers, *self.controllers):
-            node.paused_until_ms = 0
             if isinstance(node, Broker) and node.up and node.log.failed:
                 node.stop()  # by an operator: perhaps no other replica can be the master
             if not node.up:
