@@ -330,9 +330,7 @@ class Life:
         if master is None or self.rng.random() < 0.5:
             return
         self.world.note("the set is disturbed")
-        Disturbances(
-            self.world, self.faults, self.controllers, master.broker, self.ledger
-        ).run()
+        Disturbances(self.world, self.faults, self.controllers, master.broker, self.ledger).run()
         self._until(self._works, "the set does not work after a disturbance")
 
     def _needs_operator(self) -> bool:

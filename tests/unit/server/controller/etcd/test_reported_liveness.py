@@ -50,9 +50,7 @@ class Fixture:
     def report(self) -> None:
         """The other controller reports the replica."""
         self._revision += 1
-        self.view.changed(
-            KeyValue(KEYS.report(FIRST, OTHER), b"{}", mod_revision=self._revision)
-        )
+        self.view.changed(KeyValue(KEYS.report(FIRST, OTHER), b"{}", mod_revision=self._revision))
 
     def report_expires(self, *, late: bool = False) -> None:
         self._revision += 1
