@@ -2,8 +2,8 @@
 
 A controller runs the server's code on a `NodeLoop`: `StoredBrokerSetStates` with the decisions of
 `penstock.controller.decisions`, and `LocalLiveness`. Over etcd it also runs `EtcdStore`,
-`ControllerLease`, `Reports`, `View`, `Watch` and `ReportedLiveness`, with the client and the etcd of
-`failover_etcd`. A single controller may keep its state in a file instead.
+`ControllerLease`, `Reports`, `View`, `Watch` and `ReportedLiveness`, with the client and the etcd
+of `failover_etcd`. A single controller may keep its state in a file instead.
 
 Only this is modelled: the requests of brokers (as `penstock.controller.controller` reads them), the
 notifications, the connections that find out whether a process has ended, and the file.
@@ -194,6 +194,7 @@ class Process:
         self._world = world
         self._number = number
         self._clock = NodeClock(self.loop)
+        self._tasks: list[asyncio.Task[None]] = []
         self.loop.enter(self._open)
 
     def _open(self) -> None:
@@ -232,12 +233,13 @@ class Process:
             if not loading.cancelled():
                 loading.exception()  # the tasks go on trying
             simulated.call_ms = self._controller.etcd_call_ms
-            for work in (watch.run(), watch.tick(), lease.run(), reports.run()):
-                asyncio.ensure_future(work)
-            asyncio.ensure_future(liveness.report_deaths())
+            for work in (
+                watch.run(), watch.tick(), lease.run(), reports.run(), liveness.report_deaths(),
+            ):  # fmt: skip
+                self._tasks.append(asyncio.ensure_future(work))
             self._listen(store, liveness)
 
-        asyncio.ensure_future(start())
+        self._tasks.append(asyncio.ensure_future(start()))
 
     def _listen(self, store: BrokerSetStore, liveness: Liveness) -> None:
         settings = cast(LiveSettings, SimpleNamespace(current=self._controller))

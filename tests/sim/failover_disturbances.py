@@ -142,7 +142,7 @@ class Disturbances:
         ]
 
     def _faults_of_some(self) -> list[Callable[[], None]]:
-        rng, other = self._world.rng, self._world.rng.choice(self._others)
+        other = self._world.rng.choice(self._others)
         return [
             *self._faults_of_all(),
             lambda: self._pause(other),

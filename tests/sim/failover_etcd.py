@@ -15,6 +15,7 @@ import base64
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -124,7 +125,7 @@ class Etcd(Node):
 
     # --- requests
 
-    def serve(self, path: str, message: Message, reply: Reply, sent_ms: int) -> None:
+    def serve(self, path: str, message: Message, sent_ms: int, reply: Reply) -> None:
         """Execute a request; the answer may be an EtcdRefused."""
         if self._leaderless:
             return
@@ -347,10 +348,8 @@ class SimulatedEtcdClient:
             wait_ms = min(wait_ms, deadline_ms - self._world.now_ms)
             if wait_ms <= 0:
                 raise EtcdOutcomeUnknown(f"no answer of etcd to {path}")
-            sent_ms = self._world.now_ms
-            answer = await self._ask(
-                lambda reply: self._etcd.serve(path, message, reply, sent_ms), wait_ms
-            )
+            serve = partial(self._etcd.serve, path, message, self._world.now_ms)
+            answer = await self._ask(serve, wait_ms)
             if isinstance(answer, EtcdRefused):
                 raise answer
             if answer is not None:
