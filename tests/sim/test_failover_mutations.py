@@ -334,15 +334,15 @@ MUTATIONS: dict[str, tuple[tuple[int, ...], Rules]] = {
         (SYNC, LONE), _broker(keeps_unflushed=True),
     ),
     "takes over although its disk has failed": (CLEAN, _broker(ignores_failed_disk=True)),
-    "confirms heartbeats while it is isolated": (CLEAN, _controller(states=ConfirmsAlways)),
     "decides without reading the reports again": (CLEAN, _controller(liveness=DecidesByView)),
     "a report that is gone after an interruption kills": (
         CLEAN, _controller(liveness=WithoutGrace),
     ),
+    "confirms heartbeats while it is isolated": (CLEAN, _controller(states=ConfirmsAlways)),
     "a replica that others hear stays dead": (CLEAN, _controller(liveness=IgnoresOthers)),
-    "trusts a watch that went on without a lease": (CLEAN, _controller(liveness=TrustsWatch)),
     "forgets what was reported meanwhile": (CLEAN, _controller(reports=ForgetsAlways)),
     "does not report again with a new lease": (CLEAN, _controller(reports=ReportsOnce)),
+    "trusts a watch that went on without a lease": (CLEAN, _controller(liveness=TrustsWatch)),
 }  # fmt: skip
 
 
