@@ -283,6 +283,7 @@ class Broker(Node):
         if isinstance(action, Lead):
             self.power_lost = self.doubted = False
             self._lead(action)
+            self._check_lease()
         elif isinstance(action, TakeOver):
             if self._is_prepared():
                 self._alter(frozenset([self.role.own_id]), *action, lambda refused: None)

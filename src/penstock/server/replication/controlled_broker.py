@@ -311,6 +311,7 @@ class ControlledBroker:
             self.role_changes += 1
         if isinstance(action, Lead):
             self._service.lead(action, self.replica_id)
+            self._check_lease()  # of a slave, nobody has looked at it
         elif isinstance(action, Follow):
             self._service.follow(action, self.replica_id)
         elif isinstance(action, TakeOver) and action != self._taking_over:
