@@ -437,7 +437,7 @@ class Broker(Node):
 
     def _confirmed(self, sent_ms: int) -> None:
         self._confirmed_ms = max(self._confirmed_ms, sent_ms)
-        if self._unconfirmed:
+        if self._unconfirmed and self.world.now_ms - self._confirmed_ms <= HEARTBEAT_TIMEOUT_MS:
             self._unconfirmed = False
             self._apply_confirmation()
 
