@@ -371,7 +371,8 @@ class Sender(FastPath):
                 return
             count = len(pending.failures or ())
             if count and (target.broker_name == last_broker or count > self.options.retries):
-                await pause(self.clock, RETRY_MS * count)
+                left_ms = pending.deadline_ms - self.clock.monotonic_ms()
+                await pause(self.clock, min(RETRY_MS * count, max(left_ms, 0)))
             if self._is_finished(pending):
                 return
             connection = await self._connection(pending, target)
@@ -528,9 +529,13 @@ class Sender(FastPath):
         return True
 
     def _may_retry(self, failures: list[PenstockError]) -> bool:
-        """Whether `retries` allows one more attempt. SYSTEM_BUSY does not count: the broker has not
-        stored the message and asks the client to retry."""
-        counted = sum(error.answer_code != ResponseCode.SYSTEM_BUSY for error in failures)
+        """Whether `retries` allows one more attempt. Those that can't have stored the message do not
+        count if a later one may: the broker was busy, or there was no connection to it, as while
+        another replica is elected in its place."""
+        counted = sum(
+            error.answer_code != ResponseCode.SYSTEM_BUSY and type(error) is not PeerUnreachable
+            for error in failures
+        )
         return counted <= self.options.retries and self.options.retries > 0
 
     def _finish(self, pending: PendingSend, result: SendResult | BaseException | None) -> None:
