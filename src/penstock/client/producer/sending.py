@@ -529,8 +529,8 @@ class Sender(FastPath):
         return True
 
     def _may_retry(self, failures: list[PenstockError]) -> bool:
-        """Whether `retries` allows one more attempt. Those that can't have stored the message do not
-        count if a later one may: the broker was busy, or there was no connection to it, as while
+        """Whether `retries` allows one more attempt. Those that have stored nothing, but that a
+        later one may follow, do not count: the broker was busy, or could not be reached, as while
         another replica is elected in its place."""
         counted = sum(
             error.answer_code != ResponseCode.SYSTEM_BUSY and type(error) is not PeerUnreachable
