@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 CONCURRENCY_DEFAULT = 16
+PULL_SIZE_DEFAULT = 1_024
 INTERRUPTED = 130
 _BODY_BYTES_MAX = 4 * 1024 * 1024
 _HEAD_BYTES = 24  # of end-to-end messages: bench/stamped_body.py
@@ -85,6 +86,22 @@ _SENDING = (
         help="Producers, each with its own connections.",
     ),
 )
+_PIPELINE = (
+    click.option(
+        "--pipeline",
+        type=click.IntRange(1, 65_536),
+        metavar="N",
+        help="Use the compiled generator instead of the Python client, with N requests in flight "
+        "on each connection.",
+    ),
+    click.option(
+        "--header",
+        type=click.Choice(["binary", "json"]),
+        default="binary",
+        show_default=True,
+        help="With --pipeline: encoding of the request headers.",
+    ),
+)
 _CONSUMING = (
     click.option(
         "--consumers",
@@ -119,7 +136,7 @@ def bench() -> None:
 
 @bench.command()
 @cluster_options
-@_options(*_COMMON, *_SENDING)
+@_options(*_COMMON, *_SENDING, *_PIPELINE)
 @json_option
 def send(cluster: ClusterOptions, as_json: bool, **options: Any) -> int:
     """Measure the time from a send to its acknowledgement."""
@@ -150,7 +167,17 @@ def e2e(cluster: ClusterOptions, as_json: bool, **options: Any) -> int:
 
 @bench.command()
 @cluster_options
-@_options(*_COMMON, *_CONSUMING)
+@_options(*_COMMON, *_CONSUMING, *_PIPELINE)
+@click.option(
+    "--pull-size",
+    type=click.IntRange(1, 65_536),
+    default=PULL_SIZE_DEFAULT,
+    show_default=True,
+    help="With --pipeline: most messages of a pull. The broker has limits of its own.",
+)
+@click.option(
+    "--verify", is_flag=True, help="With --pipeline: compare each body with its checksum."
+)
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 10_000),
@@ -203,12 +230,24 @@ def _plan(
     start: Literal["first", "last"] = "last",
     fill: int = 0,
     drain: timedelta = timedelta(seconds=10),
+    pipeline: int | None = None,
+    header: str = "binary",
+    pull_size: int = PULL_SIZE_DEFAULT,
+    verify: bool = False,
 ) -> "BenchPlan":
     from penstock.cli.bench.bench_report import Workload
     from penstock.cli.bench.bench_runs import BenchPlan
 
     if rate is not None and concurrency is not None:
         raise click.UsageError("--rate and --concurrency can't be used together")
+    if pipeline is None:
+        _refuse_options("needs --pipeline", "header", "pull_size", "verify")
+    else:
+        _refuse_options("can't be used with --pipeline", "concurrency")
+        if mode == "consume" and start == "last":
+            raise click.UsageError("--from last can't be used with --pipeline")
+        if mode == "consume":
+            concurrency = None
     if topic is None and not create_topic:
         raise click.UsageError("give --topic, or --create-topic for a topic of its own")
     if not duration:
@@ -226,7 +265,8 @@ def _plan(
         mode=mode,
         topic=topic or run_name,
         rate=rate,
-        concurrency=CONCURRENCY_DEFAULT if rate is None and concurrency is None else concurrency,
+        concurrency=concurrency
+        or (CONCURRENCY_DEFAULT if rate is None and pipeline is None else None),
         size=size,
         batch=batch,
         producers=producers,
@@ -235,6 +275,10 @@ def _plan(
         duration_s=duration.total_seconds(),
         tags=tags,
         group=None if mode == "send" else group or run_name,
+        pipeline=pipeline,
+        header=header,
+        pull_size=pull_size if pipeline is not None and mode == "consume" else None,
+        verify=verify,
     )
     return BenchPlan(
         workload,
@@ -247,11 +291,21 @@ def _plan(
     )
 
 
+def _refuse_options(why: str, *names: str) -> None:
+    """Refuse these options if they are on the command line."""
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} {why}")
+
+
 def _run(cluster: ClusterOptions, plan: "BenchPlan", *, as_json: bool) -> int:
     from penstock.cli.bench.bench_runs import run_bench
     from penstock.cli.terminal import say_if_uncompiled
 
     say_if_uncompiled()
+    if plan.workload.pipeline is not None and cluster.access_key:
+        raise click.UsageError("--pipeline can't sign requests: give no --access-key")
     report = run(run_bench(cluster, plan), loop_factory=_fast_loop())
     if as_json:
         print_json(report.as_json())
