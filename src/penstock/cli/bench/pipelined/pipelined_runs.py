@@ -20,6 +20,7 @@ from penstock.cli.bench.pipelined.send_window import NEVER_NS, SendWindow
 from penstock.cli.bench.schedule import SECOND_NS, Window
 from penstock.cli.bench.wake_timer import WakeTimer
 from penstock.cli.remote import ClusterOptions
+from penstock.errors import NoQueue
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import TopicStatsTable
 from penstock.wire.codes import MASTER_ID, RequestCode
@@ -118,6 +119,8 @@ async def _connect_senders(
     async with cluster.admin() as admin:
         topic = admin.session.with_namespace(work.topic)
         route = await admin.route(work.topic)
+    if not route.write_queues:
+        raise NoQueue(f"topic {work.topic!r} has no writable queue")
     queues: dict[str, list[QueueId]] = defaultdict(list)
     for queue in route.write_queues:
         address = route.addresses[queue.broker_name][MASTER_ID]
