@@ -28,6 +28,7 @@ from penstock import Admin
 ROUNDS = 5
 SECONDS = 5
 SENDS = ("--duration", f"{SECONDS}s", "--warmup", "1s", "--size", "128")
+FILLED_TOPIC = "filled"
 FILLED = 2_000_000
 READY_S = 60
 
@@ -102,7 +103,7 @@ def bench(names: str, cores: list[int], *arguments: str) -> dict[str, Any]:
 
 
 def measure(case: Case, names: str, pid: int, cores: list[int]) -> Round:
-    topic = f"{case.broker}-filled" if case.arguments[0] == "consume" else case.broker
+    topic = FILLED_TOPIC if case.arguments[0] == "consume" else f"to-{case.broker}"
     before = cpu_seconds(pid)
     found = bench(names, cores, *case.arguments, "--topic", topic)
     broker_s = cpu_seconds(pid) - before
@@ -132,7 +133,7 @@ def measure_all() -> dict[Case, list[Round]]:
         names = server.address
         pids = {"async": async_pid, "sync": sync_pid}
         create_topics(names, list(pids))
-        bench(names, generator_core, "consume", "--topic", "async-filled", "--pipeline", "8",
+        bench(names, generator_core, "consume", "--topic", FILLED_TOPIC, "--pipeline", "8",
               "--fill", str(FILLED))  # fmt: skip
         for _ in range(ROUNDS):
             for case in CASES:
@@ -147,8 +148,8 @@ def create_topics(names: str, brokers: list[str]) -> None:
         while {broker.name for broker in admin.brokers()} != {*brokers}:
             assert time.monotonic() < deadline, "the brokers are not registered"
         for broker in brokers:
-            admin.create_topic(broker, queues=8, brokers=[broker])
-        admin.create_topic("async-filled", queues=8, brokers=["async"])
+            admin.create_topic(f"to-{broker}", queues=8, brokers=[broker])
+        admin.create_topic(FILLED_TOPIC, queues=8, brokers=["async"])
 
 
 def spread(values: list[float]) -> str:

@@ -179,6 +179,18 @@ def test_an_open_loop_of_the_compiled_generator(up: Up) -> None:
     assert found["generator"]["behind_ms"]["max"] <= found["latency_ms"]["max"]
 
 
+def test_the_compiled_generator_without_a_nameserver(up: Up) -> None:
+    with Admin(up.address) as admin:
+        admin.create_topic("bench-broker", queues=2)
+        (broker, *_) = admin.brokers()
+    only = ("--topic", "bench-broker", "--broker", broker.address, "--pipeline", 8)
+    sent, _ = bench(up, "send", *only, "--duration", "100ms", "--warmup", "0s")
+    pulled, _ = bench(up, "consume", *only, "--group", "bench-broker-readers")
+    assert pulled["messages"] == sent["messages"] > 0
+    missing = bench(up, "send", *only, "--topic", "no-such-topic", code=1)[1].stderr
+    assert "no-such-topic" in missing
+
+
 def test_refusals_of_the_compiled_generator_are_counted_by_name(up: Up) -> None:
     found, _ = bench(up, "send", "--create-topic", "--pipeline", 1, "--size", 3_000_000,
                      "--batch", 2, "--duration", "100ms", "--warmup", "0s")  # fmt: skip
@@ -202,6 +214,9 @@ def test_wrong_usage(up: Up) -> None:
         ("consume", "--topic", "t", "--verify"): "--verify needs --pipeline",
         ("send", "--topic", "t", "--pipeline", 5, "--concurrency", 5): "--concurrency can't be",
         ("consume", "--topic", "t", "--pipeline", 5, "--from", "last"): "--from last can't be",
+        ("consume", "--topic", "t", "--pipeline", 5, "--broker", "b:1"): "--broker needs --group",
+        ("send", "--topic", "t", "--broker", "b:1"): "--broker needs --pipeline",
+        ("send", "--create-topic", "--pipeline", 5, "--broker", "b:1"): "--create-topic can't be",
         (
             "send",
             "--topic",

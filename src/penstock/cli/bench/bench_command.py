@@ -101,6 +101,11 @@ _PIPELINE = (
         show_default=True,
         help="With --pipeline: encoding of the request headers.",
     ),
+    click.option(
+        "--broker",
+        metavar="HOST:PORT",
+        help="With --pipeline: only this broker, without a NameServer. The topic has to exist.",
+    ),
 )
 _CONSUMING = (
     click.option(
@@ -232,6 +237,7 @@ def _plan(
     drain: timedelta = timedelta(seconds=10),
     pipeline: int | None = None,
     header: str = "binary",
+    broker: str | None = None,
     pull_size: int = PULL_SIZE_DEFAULT,
     verify: bool = False,
 ) -> "BenchPlan":
@@ -241,13 +247,17 @@ def _plan(
     if rate is not None and concurrency is not None:
         raise click.UsageError("--rate and --concurrency can't be used together")
     if pipeline is None:
-        _refuse_options("needs --pipeline", "header", "pull_size", "verify")
+        _refuse_options("needs --pipeline", "header", "broker", "pull_size", "verify")
     else:
         _refuse_options("can't be used with --pipeline", "concurrency")
         if mode == "consume" and start == "last":
             raise click.UsageError("--from last can't be used with --pipeline")
         if mode == "consume":
             concurrency = None
+    if broker is not None:
+        _refuse_options("can't be used with --broker", "create_topic", "queues")
+        if mode == "consume" and group is None:
+            raise click.UsageError("--broker needs --group")
     if topic is None and not create_topic:
         raise click.UsageError("give --topic, or --create-topic for a topic of its own")
     if not duration:
@@ -277,6 +287,7 @@ def _plan(
         group=None if mode == "send" else group or run_name,
         pipeline=pipeline,
         header=header,
+        broker=broker,
         pull_size=pull_size if pipeline is not None and mode == "consume" else None,
         verify=verify,
     )

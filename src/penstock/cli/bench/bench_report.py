@@ -36,6 +36,8 @@ class Workload:
     pipeline: int | None = None
     """Requests in flight on each connection of the compiled generator; None: the Python client."""
     header: str = "binary"
+    broker: str | None = None
+    """The address of the only broker; None: all brokers of the topic."""
     pull_size: int | None = None
     """Most messages of a pull of the compiled generator."""
     verify: bool = False

@@ -48,6 +48,8 @@ async def run_bench(cluster: ClusterOptions, plan: BenchPlan) -> BenchReport:
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
     runs = {"send": _send, "consume": _consume, "e2e": _end_to_end}
     work = plan.workload
+    if work.broker is not None:
+        return await runs[work.mode](cluster, plan, stop)
     async with (
         cluster.admin() as admin,
         bench_topic(admin, work.topic, create=plan.create_topic, queues=plan.queues),

@@ -118,13 +118,7 @@ async def _connect_senders(
 ) -> list[SendWindow]:
     async with cluster.admin() as admin:
         topic = admin.session.with_namespace(work.topic)
-        route = await admin.route(work.topic)
-    if not route.write_queues:
-        raise NoQueue(f"topic {work.topic!r} has no writable queue")
-    queues: dict[str, list[QueueId]] = defaultdict(list)
-    for queue in route.write_queues:
-        address = route.addresses[queue.broker_name][MASTER_ID]
-        queues[address].append((queue.broker_name, queue.queue_id))
+        queues = await _writable_queues(admin, work)
     assert work.pipeline is not None
     body = os.urandom(work.size)
     windows = []
@@ -150,7 +144,7 @@ async def _connect_pullers(
     async with cluster.admin() as admin:
         topic = admin.session.with_namespace(work.topic)
         group = admin.session.with_namespace(work.group or "")
-        spans = await _spans(admin, work.topic)
+        spans = await _spans(admin, work)
     assert work.pipeline is not None
     assert work.pull_size is not None
     windows = []
@@ -178,21 +172,36 @@ async def _connect_pullers(
     return windows
 
 
-async def _spans(admin: "AsyncAdmin", topic: str) -> dict[str, Spans]:
-    """The queues of a topic that have messages, by the address of the master."""
-    name = admin.session.with_namespace(topic)
-    route = await admin.route(topic)
+async def _writable_queues(admin: "AsyncAdmin", work: Workload) -> dict[str, list[QueueId]]:
+    """The writable queues of the topic, by the address of the master."""
+    if work.broker is not None:
+        return {address: sorted(found) for address, found in (await _spans(admin, work)).items()}
+    route = await admin.route(work.topic)
+    queues: dict[str, list[QueueId]] = defaultdict(list)
+    for queue in route.write_queues:
+        address = route.addresses[queue.broker_name][MASTER_ID]
+        queues[address].append((queue.broker_name, queue.queue_id))
+    if not queues:
+        raise NoQueue(f"topic {work.topic!r} has no writable queue")
+    return queues
+
+
+async def _spans(admin: "AsyncAdmin", work: Workload) -> dict[str, Spans]:
+    """The queues of the topic, by the address of the master."""
+    addresses = [work.broker]
+    if work.broker is None:
+        route = await admin.route(work.topic)
+        addresses = [route.addresses[name].get(MASTER_ID) for name in route.brokers]
+    fields = {"topic": admin.session.with_namespace(work.topic)}
     found: dict[str, Spans] = {}
-    for broker_name in route.brokers:
-        address = route.addresses[broker_name].get(MASTER_ID)
-        if address is None:
-            continue
-        answer = await admin.ask(address, RequestCode.GET_TOPIC_STATS_INFO, {"topic": name})
-        table = fastjson.decode(answer.body, TopicStatsTable).offset_table
-        found[address] = {
-            (queue.broker_name, queue.queue_id): (ends.min_offset, ends.max_offset)
-            for queue, ends in table.items()
-        }
+    for address in addresses:
+        if address is not None:
+            answer = await admin.ask(address, RequestCode.GET_TOPIC_STATS_INFO, fields)
+            table = fastjson.decode(answer.body, TopicStatsTable).offset_table
+            found[address] = {
+                (queue.broker_name, queue.queue_id): (ends.min_offset, ends.max_offset)
+                for queue, ends in table.items()
+            }
     return found
 
 
