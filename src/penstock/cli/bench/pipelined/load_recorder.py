@@ -2,15 +2,12 @@
 
 from penstock.cli.bench.histogram import LogHistogram
 
-STORED_CODES = (0, 10, 11, 12)
-"""Response codes that say that a message is stored: those of `SendStatus`."""
-
 _int = int  # hides annotations from the compiler, keeps them for mypy
 _bool = bool
 
 
 def is_stored(code: _int) -> _bool:
-    """Whether a send with this response code has stored its messages."""
+    """Whether a send with this response code has stored its messages: those of `SendStatus`."""
     return code == 0 or 10 <= code <= 12
 
 

@@ -4,8 +4,8 @@ A request has a slot while it is in flight; its opaque is OPAQUE_FIRST + slot. A
 to its slot, whatever the order of responses. Both directions work in place: a frame is a copy of a
 template with other numbers, and a response is read in the buffer that it was received in.
 
-Cost model: compiled, a request takes about 50 ns and a response 150 ns. No object is made for
-either.
+Cost model: compiled, a request takes about 30 ns, and a response 110 ns with a binary header or
+380 ns with a JSON header. No object is made for either.
 """
 
 from array import array
