@@ -236,47 +236,25 @@ def _plan(
     fill: int = 0,
     drain: timedelta = timedelta(seconds=10),
     pipeline: int | None = None,
-    header: str = "binary",
-    broker: str | None = None,
-    pull_size: int = PULL_SIZE_DEFAULT,
-    verify: bool = False,
+    **more: Any,
 ) -> "BenchPlan":
     from penstock.cli.bench.bench_report import Workload
     from penstock.cli.bench.bench_runs import BenchPlan
 
-    if rate is not None and concurrency is not None:
-        raise click.UsageError("--rate and --concurrency can't be used together")
-    if pipeline is None:
-        _refuse_options("needs --pipeline", "header", "broker", "pull_size", "verify")
-    else:
-        _refuse_options("can't be used with --pipeline", "concurrency")
-        if mode == "consume" and start == "last":
-            raise click.UsageError("--from last can't be used with --pipeline")
-        if mode == "consume":
-            concurrency = None
-    if broker is not None:
-        _refuse_options("can't be used with --broker", "create_topic", "queues")
-        if mode == "consume" and group is None:
-            raise click.UsageError("--broker needs --group")
+    pipelined = _pipelined(mode, pipeline, group=group, start=start, **more)
     if topic is None and not create_topic:
         raise click.UsageError("give --topic, or --create-topic for a topic of its own")
     if not duration:
         raise click.BadParameter("it must be longer than 0", param_hint="--duration")
     if mode == "consume" and start == "first":
-        source = click.get_current_context().get_parameter_source("warmup")
-        if warmup and source is ParameterSource.COMMANDLINE:
-            raise click.UsageError(
-                "--warmup can't be used with --from first: the messages of the warm-up would be "
-                "missing in the result"
-            )
+        _refuse_warmup(warmup)
         warmup = timedelta()
     run_name = f"penstock-bench-{secrets.token_hex(4)}"
     workload = Workload(
         mode=mode,
         topic=topic or run_name,
         rate=rate,
-        concurrency=concurrency
-        or (CONCURRENCY_DEFAULT if rate is None and pipeline is None else None),
+        concurrency=_concurrency(concurrency, rate, pipeline),
         size=size,
         batch=batch,
         producers=producers,
@@ -285,11 +263,7 @@ def _plan(
         duration_s=duration.total_seconds(),
         tags=tags,
         group=None if mode == "send" else group or run_name,
-        pipeline=pipeline,
-        header=header,
-        broker=broker,
-        pull_size=pull_size if pipeline is not None and mode == "consume" else None,
-        verify=verify,
+        **pipelined,
     )
     return BenchPlan(
         workload,
@@ -300,6 +274,55 @@ def _plan(
         fill=fill,
         drain_s=drain.total_seconds(),
     )
+
+
+def _concurrency(concurrency: int | None, rate: float | None, pipeline: int | None) -> int | None:
+    """Requests in flight, or handlers; None in an open loop and with --pipeline."""
+    if rate is not None and concurrency is not None:
+        raise click.UsageError("--rate and --concurrency can't be used together")
+    if pipeline is not None:
+        return None
+    return CONCURRENCY_DEFAULT if rate is None and concurrency is None else concurrency
+
+
+def _pipelined(
+    mode: str,
+    pipeline: int | None,
+    *,
+    group: str | None,
+    start: str,
+    header: str = "binary",
+    broker: str | None = None,
+    pull_size: int = PULL_SIZE_DEFAULT,
+    verify: bool = False,
+) -> dict[str, Any]:
+    """What a Workload has of the options of --pipeline; refuses those that do not go together."""
+    if pipeline is None:
+        _refuse_options("needs --pipeline", "header", "broker", "pull_size", "verify")
+        return {}
+    _refuse_options("can't be used with --pipeline", "concurrency")
+    if mode == "consume" and start == "last":
+        raise click.UsageError("--from last can't be used with --pipeline")
+    if broker is not None:
+        _refuse_options("can't be used with --broker", "create_topic", "queues")
+        if mode == "consume" and group is None:
+            raise click.UsageError("--broker needs --group")
+    return {
+        "pipeline": pipeline,
+        "header": header,
+        "broker": broker,
+        "pull_size": pull_size if mode == "consume" else None,
+        "verify": verify,
+    }
+
+
+def _refuse_warmup(warmup: timedelta) -> None:
+    if warmup:
+        _refuse_options(
+            "can't be used with --from first: the messages of the warm-up would be missing in the "
+            "result",
+            "warmup",
+        )
 
 
 def _refuse_options(why: str, *names: str) -> None:
