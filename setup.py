@@ -47,6 +47,8 @@ COMPILED = (
     "client/producer/fast_path",
     "server/request_loop",
     "client/received_message",
+    "client/consumer/unfinished_messages",
+    "client/consumer/dispatch/message_runs",
     "arrow/columns/record_view",
     "arrow/columns/record_chunk",
     "arrow/columns/arrays",
