@@ -64,6 +64,7 @@ class DirectPath(FastPath):
             or type(body) is not bytes
             or not 0 < len(body) < packer.plain_bytes
             or len(body) > INLINE_BODY_BYTES_MAX
+            or (timeout_ms is not None and timeout_ms <= 0)
         ):
             return None
         select = target_selector(message, None, ordering_key, None)

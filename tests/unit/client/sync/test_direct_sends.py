@@ -165,6 +165,15 @@ def test_a_broker_that_does_not_answer_ends_the_send_after_its_timeout(
         assert producer.send(Message(TOPIC, b"y")).status is SendStatus.SEND_OK
 
 
+def test_a_timeout_of_zero_ends_a_send_as_on_the_other_path(broker: ThreadBroker) -> None:
+    with calm_producer(broker) as producer:
+        broker.answer_send = lambda sent: None
+        with pytest.raises(SendFailed, match="no response to request 310 within 0 ms"):
+            producer.submit(Message(TOPIC, b"x"), timeout_ms=0).result()
+        with pytest.raises(SendFailed, match="no response to request 310 within 0 ms"):
+            producer.send(Message(TOPIC, b"x"), timeout_ms=0)
+
+
 def test_without_the_loop_threads_connection_there_is_no_direct_send(broker: ThreadBroker) -> None:
     with calm_producer(broker) as producer:
         producer.send(Message(TOPIC, b"direct"))
