@@ -52,6 +52,8 @@ COMPILED = (
     "cli/bench/pipelined/request_window",
     "cli/bench/pipelined/send_window",
     "cli/bench/pipelined/pull_window",
+    "client/consumer/unfinished_messages",
+    "client/consumer/dispatch/message_runs",
     "arrow/columns/record_view",
     "arrow/columns/record_chunk",
     "arrow/columns/arrays",

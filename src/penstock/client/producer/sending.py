@@ -99,14 +99,18 @@ class Sender(FastPath):
 
     def start(self, tracer: "Tracer | None" = None) -> None:
         """Accept messages; the session has been started before."""
-        ip = self._session.client_id.partition("@")[0]
-        self.packer = Packer(self.options, self._session.options.namespace, ip)
+        self.packer = self.make_packer()
         self.loop = asyncio.get_running_loop()
         self.create_future = self.loop.create_future
         self.tracer = tracer
         self.pid = os.getpid()
         self.publish_infos.clear()  # after a restart: they refer to closed connections
         self.open = True
+
+    def make_packer(self) -> Packer:
+        """An encoder for one thread."""
+        ip = self._session.client_id.partition("@")[0]
+        return Packer(self.options, self._session.options.namespace, ip)
 
     async def close(self, timeout_ms: int) -> None:
         """Accept no more messages, and wait up to `timeout_ms` for those in flight."""
