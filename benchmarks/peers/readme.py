@@ -1,0 +1,69 @@
+"""The section "Benchmarks" of README.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from benchmarks.peers import tables
+from benchmarks.peers.results import Results, Run, Spread, broker_us, per_second, quantity, spread
+
+SECTION = """## Benchmarks
+
+`make bench` compares Penstock with other brokers in one run: the same work in {rounds} alternating
+rounds, with 128-byte messages, on {cores} cores that broker and client share. There is one copy of
+each message, and flush is asynchronous, except in the row with sync flush. The best figure of a row
+is bold, with those within its spread. [docs/benchmarks.md](docs/benchmarks.md) has all loads,
+settings, percentiles and plots.
+
+{table}
+
+Measurements of [the Python client](docs/client.md#performance), [Spark](docs/spark.md#performance)
+and [stores with many queues](docs/store.md#many-queues) are on their own pages.
+
+"""
+
+
+_ROWS: tuple[tuple[str, str, Callable[[Run], float], float, bool], ...] = (
+    ("broker CPU per message, µs: 64 threads, synchronous", "sync-64", broker_us, 1, False),
+    ("messages/s: 64 threads, synchronous", "sync-64", per_second, 1, True),
+    ("messages/s: 1,000 in flight, not batched", "pipelined", per_second, 1, True),
+    ("messages/s: batched", "batched", per_second, 1, True),
+    ("messages/s: catching up, pulls of 32", "consume-32", per_second, 1, True),
+    ("messages/s: 64 threads, sync flush", "sync-64-flush", per_second, 1, True),
+    ("end to end at 1,000/s: p50, ms", "rate-1000", quantity("p50_us"), 1e-3, False),
+    ("end to end at 10,000/s: p99, ms", "rate-10000", quantity("p99_us"), 1e-3, False),
+)
+
+
+def text(old: str, results: Results) -> str:
+    """README.md with the section "Benchmarks" of these results."""
+    return re.sub(r"(?ms)^## Benchmarks\n.*?(?=^## )", lambda _: _section(results), old, count=1)
+
+
+def _section(results: Results) -> str:
+    keys = [peer["key"] for peer in results.peers]
+    head = ["", *(tables.label(peer) for peer in results.peers)]
+    rows = []
+    for title, load, of, scale, more_is_better in _ROWS:
+        found = [results.spread(load, key, of) for key in keys]
+        if any(found):
+            rows.append([title, *_cells(found, scale, more_is_better)])
+    starts = [_start_of(results, key) for key in keys]
+    rows.append(["start with an empty store, s", *_cells(starts, 1, False)])
+    return SECTION.format(table=tables.table(head, rows), **results.about)
+
+
+def _cells(found: list[Spread | None], scale: float, more_is_better: bool) -> list[str]:
+    """The medians; the best one is bold, and those within its spread."""
+    choose = max if more_is_better else min
+    best = choose((one for one in found if one), key=lambda one: one.median, default=None)
+    shown = [tables.NONE if one is None else tables.number(one.median * scale) for one in found]
+    return [
+        f"**{cell}**" if one and best and one.overlaps(best) else cell
+        for one, cell in zip(found, shown, strict=True)
+    ]
+
+
+def _start_of(results: Results, key: str) -> Spread | None:
+    return spread(one["seconds"] for one in results.startups if one["peer"] == key)
