@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks.peers import page, programs
+from benchmarks.peers import page, programs, tables
 from benchmarks.peers.loads import LOADS
 from benchmarks.peers.peer import Peer, all_peers
 from benchmarks.peers.results import FILE, Results
@@ -23,23 +23,22 @@ from benchmarks.peers.rounds import Length, Rounds
 STARTUPS = "start"
 
 
+SHORT = {"rounds": 1, "seconds": 1.5, "warm": 1.0, "server_warm": 2.0, "backlog": 0.1}
+"""The options of a run that shows whether everything works."""
+
+
 def main(arguments: Sequence[str] = ()) -> None:
     given = _parser().parse_args(arguments)
+    if given.short:
+        vars(given).update(SHORT)
     if missing := programs.missing_tools():
         print(f"skipped: needs {' and '.join(missing)}")
         return
     peers = [peer for peer in all_peers() if peer.key in (given.peers or _keys())]
-    loads = [load for load in LOADS if load.name in (given.only or [one.name for one in LOADS])]
-    whole = not given.only and not given.peers
-    file = given.json or (FILE if whole else None)
     results = Results(about=_about(given), peers=[_described(peer) for peer in peers])
-    signal.signal(signal.SIGTERM, _interrupt)
-    began = time.monotonic()
-    # Not below /tmp, which may be in memory.
-    with tempfile.TemporaryDirectory(prefix="penstock-peers-", dir=given.scratch) as scratch:
-        rounds = Rounds(peers, _length(given), results, Path(scratch))
-        rounds.run(loads, startups=not given.only or STARTUPS in given.only)
-    results.about["minutes"] = round((time.monotonic() - began) / 60, 1)
+    _run(given, peers, results)
+    whole = not (given.short or given.only or given.peers)
+    file = given.json or (FILE if whole else None)
     if file is None:
         print(page.text(results))
         return
@@ -47,30 +46,46 @@ def main(arguments: Sequence[str] = ()) -> None:
     print(f"results: {file} ({results.about['minutes']} minutes)")
     if file == FILE:
         page.write(results)
-        print("written: docs/benchmarks.md, its plots and the table of README.md")
+        print("written: docs/benchmarks.md, its plots and the figures of README.md")
+
+
+def _run(given: argparse.Namespace, peers: Sequence[Peer], results: Results) -> None:
+    """Measure; a run that is interrupted keeps what it has measured."""
+    loads = [load for load in LOADS if load.name in (given.only or tables.BY_NAME)]
+    signal.signal(signal.SIGTERM, _interrupt)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="penstock-peers-", dir=given.scratch) as scratch:
+        rounds = Rounds(peers, _length(given), results, Path(scratch))
+        try:
+            rounds.run(loads, startups=not given.only or STARTUPS in given.only)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+    results.about["minutes"] = round((time.monotonic() - began) / 60, 1)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks peers",
         description="Measure Penstock and other brokers in one run. The results become "
-        "docs/benchmarks.json and docs/benchmarks.md; with --only or --peers they are printed.",
+        "docs/benchmarks.json and docs/benchmarks.md; with --only, --peers or --short they are "
+        "printed.",
     )
     names = [STARTUPS, *(load.name for load in LOADS)]
     parser.add_argument("--only", nargs="+", choices=names, metavar="LOAD", help=", ".join(names))
     parser.add_argument("--peers", nargs="+", choices=_keys(), help="only these peers")
+    parser.add_argument("--short", action="store_true", help="everything once, in a few minutes")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=5.0, help="what each round measures")
-    parser.add_argument("--warm", type=float, default=2.5, help="seconds of warming up a client")
+    parser.add_argument("--seconds", type=float, default=4.0, help="what each round measures")
+    parser.add_argument("--warm", type=float, default=2.0, help="seconds of warming up a client")
     parser.add_argument(
-        "--server-warm", type=float, default=10.0, help="seconds of warming up a server"
+        "--server-warm", type=float, default=8.0, help="seconds of warming up a server"
     )
     parser.add_argument(
-        "--backlog", type=float, default=1.0, help="millions of messages to catch up with"
+        "--backlog", type=float, default=0.8, help="millions of messages to catch up with"
     )
     parser.add_argument("--limit", type=float, default=45.0, help="minutes for the whole run")
     parser.add_argument("--json", type=Path, help="write the results to this file")
-    parser.add_argument("--scratch", type=Path, help="a directory on a disk, for stores")
+    parser.add_argument("--scratch", type=Path, help="where the stores are: a directory on a disk")
     return parser
 
 

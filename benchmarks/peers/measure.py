@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,7 +78,8 @@ def run_load(
     command: Sequence[str], environment: Mapping[str, str], broker: int, timeout_s: float
 ) -> dict[str, Any]:
     """Run a load program; its result, with the CPU time of its window."""
-    with _running(command, environment, timeout_s) as process:
+    errors: deque[str] = deque(maxlen=20)
+    with _running(command, environment, timeout_s, errors) as process:
         assert process.stdout is not None
         marks: dict[str, Usage] = {}
         result: dict[str, Any] = {}
@@ -89,7 +91,7 @@ def run_load(
                 result = json.loads(word)
                 break
     if not result.get("messages") or len(marks) < 2:
-        raise LoadError(f"no result; the client printed: {process.errors[-1500:]}")
+        raise LoadError(f"no result; the client printed: {''.join(errors)[-1500:]}")
     used = marks["end"] - marks["begin"]
     return result | {
         "broker_cpu_s": round(used.broker, 2),
@@ -99,25 +101,17 @@ def run_load(
     }
 
 
-class _Process(subprocess.Popen[str]):
-    errors = ""
-
-
 @contextmanager
 def _running(
-    command: Sequence[str], environment: Mapping[str, str], timeout_s: float
-) -> Iterator[_Process]:
+    command: Sequence[str], environment: Mapping[str, str], timeout_s: float, errors: deque[str]
+) -> Iterator[subprocess.Popen[str]]:
     """A child process that is killed at the end, or when its time is over."""
-    process = _Process(
+    process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
-    def read_errors() -> None:
-        assert process.stderr is not None
-        for line in process.stderr:
-            process.errors = (process.errors + line)[-4000:]
-
-    reader = threading.Thread(target=read_errors)
+    assert process.stderr is not None
+    reader = threading.Thread(target=errors.extend, args=(process.stderr,))
     reader.start()
     timer = threading.Timer(timeout_s, process.kill)
     timer.start()

@@ -81,6 +81,7 @@ def text(results: Results) -> str:
     """The text of docs/benchmarks.md."""
     parts = [HEAD.format(**_head(results))]
     parts += [f"![{title}](images/benchmarks-{name}.svg)\n" for name, title in PLOTS.items()]
+    parts.append(f"## Where a peer is faster\n\n{_FASTER}\n{tables.faster(results)}\n")
     parts.append(f"## Start and memory\n\n{tables.startups(results)}\n")
     parts.append(_MEMORY)
     sections: tuple[tuple[str, Callable[[Load], bool], str], ...] = (
@@ -103,6 +104,8 @@ def text(results: Results) -> str:
     return "\n".join(parts)
 
 
+_FASTER = """Loads in which a peer is faster than Penstock by more than the spread of the rounds:
+"""
 _MEMORY = """Start is the time from launching the broker with an empty store until it prints that
 it is ready. Private memory is resident memory without mapped files. The JVMs of
 Apache's brokers have a heap of 1 GiB.

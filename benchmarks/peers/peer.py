@@ -199,7 +199,7 @@ class _ApacheBroker(apache.Broker):
         *("-server", "-Xms1g", "-Xmx1g", "-XX:MaxDirectMemorySize=2g", "-XX:+UseG1GC"),
         *("-XX:G1HeapRegionSize=16m", "-XX:G1ReservePercent=25"),
         *("-XX:InitiatingHeapOccupancyPercent=30", "-XX:SoftRefLRUPolicyMSPerMB=0"),
-        *("-XX:-OmitStackTraceInFastThrow", "-XX:-UseLargePages", "-XX:-UseBiasedLocking"),
+        *("-XX:-OmitStackTraceInFastThrow", "-XX:-UseLargePages"),
     )
 
 

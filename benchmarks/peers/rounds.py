@@ -22,6 +22,8 @@ WARM_THREADS = 64
 OVERHEAD_S = 150
 """What a run may take beside warming up and measuring: its start, and a backlog."""
 IDLE_S = 2.0
+PREPARATIONS = 2
+"""How often a peer is started and warmed up until it is left out."""
 FAILURES = (
     LoadError, CannotRunError, RuntimeError, OSError, ValueError, KeyError,
     subprocess.SubprocessError,
@@ -86,8 +88,11 @@ class Rounds:
         """The loads that need the same flush mode, with servers of that mode."""
         backlog = any(load.backlog for load in loads)
         for peer in self._peers:
-            with self._recorded(peer, "preparation", 0):
-                self._prepare(peer, sync_flush=sync_flush, backlog=backlog)
+            for attempt in range(PREPARATIONS):
+                with self._recorded(peer, "preparation", attempt):
+                    self._prepare(peer, sync_flush=sync_flush, backlog=backlog)
+                    break
+                peer.stop()
         for load in loads:
             for number in range(self._length.rounds):
                 for peer in self._rotated(number):

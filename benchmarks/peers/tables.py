@@ -118,6 +118,24 @@ def compare(results: Results, load: Load, *measures: Measure) -> str:
     return "Compared with Penstock:\n\n" + "\n".join(lines) if lines else ""
 
 
+def faster(results: Results) -> str:
+    """The loads in which a peer is faster than Penstock by more than the spread."""
+    lines = []
+    for load in LOADS:
+        of, what = (quantity("p99_us"), "the p99") if load.rate else (per_second, "as fast")
+        ours = results.spread(load.name, OWN, of)
+        found = []
+        for peer in results.measured(load.name):
+            theirs = results.spread(load.name, peer["key"], of)
+            if not ours or not theirs or ours.overlaps(theirs):
+                continue
+            if (theirs.median < ours.median) == bool(load.rate):
+                found.append(f"{label(peer)} ({number(theirs.median / ours.median)} times {what})")
+        if found:
+            lines.append(f"- {load.title}: {', '.join(found)}")
+    return "\n".join(lines) or "- none"
+
+
 def startups(results: Results) -> str:
     """Times to start and memory."""
     head = ["Broker", "Start, s", "Private memory after the start, MiB", "… after all loads, MiB"]

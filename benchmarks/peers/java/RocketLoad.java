@@ -6,6 +6,7 @@ import java.util.concurrent.Semaphore;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
@@ -55,8 +56,24 @@ public final class RocketLoad {
         DefaultMQProducer producer = new DefaultMQProducer("penstock-load");
         producer.setNamesrvAddr(options.address);
         producer.start();
-        producer.fetchPublishMessageQueues(topic);
+        awaitRoute(producer);
         return producer;
+    }
+
+    /** A topic that was just created may not be known to the NameServer yet. */
+    private void awaitRoute(DefaultMQProducer producer) throws Exception {
+        long deadline = System.nanoTime() + READY_S * 1_000_000_000L;
+        while (true) {
+            try {
+                producer.fetchPublishMessageQueues(topic);
+                return;
+            } catch (MQClientException unknown) {
+                if (System.nanoTime() > deadline) {
+                    throw unknown;
+                }
+                Thread.sleep(50);
+            }
+        }
     }
 
     private DefaultMQPushConsumer consumer(String group) throws Exception {
