@@ -48,7 +48,7 @@ class Peer(ABC):
 
     def __init__(self) -> None:
         self._servers: list[apache.Server] = []
-        self._root = Path()
+        self._root: Path | None = None
         self._starts = 0
 
     @property
@@ -71,17 +71,18 @@ class Peer(ABC):
         """Start with an empty store; how long the broker took to say that it is ready."""
         self._starts += 1
         self._root = root / f"{self.key}-{self._starts}"
+        self._root.mkdir()
         try:
-            return self._start(sync_flush)
+            return self._start(self._root, sync_flush)
         except BaseException:
             self.stop()
             raise
 
-    def _start(self, sync_flush: bool) -> float:
-        for server in self.before_broker(self._root):
+    def _start(self, directory: Path, sync_flush: bool) -> float:
+        for server in self.before_broker(directory):
             self._servers.append(server)
             server.start()
-        self._servers.append(self.new_broker(self._root, sync_flush))
+        self._servers.append(self.new_broker(directory, sync_flush))
         self.broker.begin()
         took = self._until_announced()
         self.broker.await_ready()
@@ -96,11 +97,13 @@ class Peer(ABC):
         return time.monotonic() - broker.launched
 
     def stop(self) -> None:
-        """End all processes and delete their files."""
+        """End all processes and delete the files of the last start, if there was one."""
         for server in reversed(self._servers):
             server.kill()
         self._servers.clear()
-        shutil.rmtree(self._root, ignore_errors=True)
+        directory, self._root = self._root, None
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
 
     def suspend(self) -> None:
         self._signal(signal.SIGSTOP)
