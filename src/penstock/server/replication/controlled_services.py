@@ -181,6 +181,10 @@ class ControlledServices:
         if self.assigned.role == "slave":
             self._restart()
 
+    def resign(self, replica_id: int) -> None:
+        """Do not become the master; the services do not run."""
+        self.joined(replica_id)
+
     def set_answered(self, number: int, *, refused: bool) -> None:
         running = self._running()
         master = None if running is None else running.replication.master
