@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from benchmarks.peers.loads import LOADS
 from benchmarks.peers.measure import LoadError, machine_seconds, memory_mib, run_load
+from benchmarks.peers.peer import NatsPeer
 from benchmarks.peers.results import Results
 from benchmarks.peers.rounds import Length, Rounds
 
@@ -136,3 +137,17 @@ def test_no_load_begins_after_the_limit(tmp_path: Path) -> None:
     Rounds([peer], length, results, tmp_path).run([SYNC], startups=False)
     assert results.runs == []
     assert "time" in results.failures[0]["error"]
+
+
+def test_a_peer_deletes_only_what_it_has_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "precious").touch()
+    peer = NatsPeer()
+    peer.stop()
+    monkeypatch.setattr(peer, "new_broker", no_start)
+    with pytest.raises(OSError, match="no port"):
+        peer.start(tmp_path)
+    peer.stop()
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
