@@ -61,9 +61,9 @@ Penstock beside other message brokers in one run of `make bench`, on {date}, of 
 - **Versions**: Python {python}, Java {java}, Go {go}.
 """
 PLOTS = {
-    "throughput": "Messages per second",
-    "cpu": "Broker CPU per message in microseconds",
-    "latency": "Latency end to end: p50 and p99 from the intended send time",
+    "throughput": "Messages per second (one copy; async flush unless named)",
+    "cpu": "Broker CPU per message in µs (one copy; async flush unless named)",
+    "latency": "Latency end to end, p50 to p99 from the intended send time (one copy; async flush)",
 }
 SHORT = {
     "sync-64": "64 threads, synchronous",
@@ -202,7 +202,8 @@ def _ranges(results: Results) -> list[plots.RangePanel]:
             if p50 and p99:
                 own = peer["key"] == tables.OWN
                 low, high = (max(one.median / 1000, 0.001) for one in (p50, p99))
-                found.append(plots.Range(tables.label(peer), low, high, own))
+                shown = f"{tables.number(low)} … {tables.number(high)} ms"
+                found.append(plots.Range(tables.label(peer), low, high, shown, own))
         panels.append(plots.RangePanel(load.title, found))
     return panels
 

@@ -53,6 +53,7 @@ class Range:
     name: str
     p50_ms: float
     p99_ms: float
+    label: str
     own: bool
 
 
@@ -128,7 +129,7 @@ def _range(one: Range, y: float, start: float, end: float) -> str:
         _text(MARGIN, middle + 4, one.name, "ink" if one.own else "soft"),
         _line(start, middle, end, middle, "line"),
         *dots,
-        _text(end + 10, middle + 4, f"{one.p50_ms:.2g} … {one.p99_ms:.2g} ms", "ink"),
+        _text(end + 10, middle + 4, one.label, "ink"),
     ))  # fmt: skip
 
 
