@@ -91,7 +91,8 @@ def run_load(
                 result = json.loads(word)
                 break
     if not result.get("messages") or len(marks) < 2:
-        raise LoadError(f"no result; the client printed: {''.join(errors)[-1500:]}")
+        what = "no message was acknowledged" if result else "no result"
+        raise LoadError(f"{what}; the client printed: {''.join(errors)[-1500:]}")
     used = marks["end"] - marks["begin"]
     return result | {
         "broker_cpu_s": round(used.broker, 2),

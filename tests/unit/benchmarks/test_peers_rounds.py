@@ -49,7 +49,7 @@ def test_a_load_program_that_hangs_is_killed() -> None:
 
 
 def test_a_run_without_messages_is_a_failure() -> None:
-    with pytest.raises(LoadError):
+    with pytest.raises(LoadError, match="no message was acknowledged"):
         run(GOOD.replace('"messages": 5', '"messages": 0'))
 
 
