@@ -122,9 +122,13 @@ class Peer(ABC):
     def run(self, kind: str, topic: str, options: Mapping[str, Any]) -> None:
         """Run a program that is not measured; raises RuntimeError if it fails."""
         command, environment = self.command(kind, topic, options)
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=COMMAND_S, check=False
-        )
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=COMMAND_S,
+                check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{kind} took longer than {COMMAND_S} s") from None
         if done.returncode != 0:
             raise RuntimeError(f"{kind} on {self.name} failed:\n{done.stderr[-2000:]}")
 

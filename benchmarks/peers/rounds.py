@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -170,9 +171,17 @@ class Rounds:
             self._fail(peer, what, number, str(error) or type(error).__name__)
 
     def _fail(self, peer: Peer, what: str, number: int, error: str) -> None:
-        entry = {"peer": peer.key, "load": what, "round": number, "error": error[-500:]}
+        entry = {"peer": peer.key, "load": what, "round": number, "error": summary(error)}
         self._results.failures.append(entry)
         print(f"{what}, round {number + 1}, {peer.label}: FAILED: {error[-2000:]}", flush=True)
+
+
+def summary(error: str) -> str:
+    """The line of an error that says most, without paths of this machine."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    named = [line for line in lines if re.search(r"Exception|Error", line)]
+    line = (named or lines or ["unknown"])[0 if named else -1]
+    return re.sub(r"(?:/[\w.+@-]+){2,}/?", "…", line)[:300]
 
 
 def _brief(result: Mapping[str, Any]) -> str:

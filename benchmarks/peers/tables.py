@@ -157,8 +157,7 @@ def failures(results: Results) -> str:
     rows = []
     for one in results.failures:
         load = BY_NAME.get(one["load"])
-        # Its last line says why.
-        said = one["error"].strip().splitlines()[-1].replace("|", "\\|")
+        said = one["error"].replace("|", "\\|")
         what = load.title if load else one["load"]
         rows.append([names[one["peer"]], what, str(one["round"] + 1), f"`{said}`"])
     return table(["Broker", "Load", "Round", "Error"], rows)

@@ -73,7 +73,7 @@ def test_a_busy_machine_is_mentioned() -> None:
 def test_failures_are_listed() -> None:
     assert "## Failures" not in page.text(results())
     made = results()
-    error = "client:\nno route | for topic"
+    error = "no route | for topic"
     made.failures = [{"peer": "nats", "load": "sync-16", "round": 1, "error": error}]
     row = "| NATS JetStream 1.0 | 16 threads, synchronous sends | 2 | `no route \\| for topic` |"
     assert row in page.text(made)

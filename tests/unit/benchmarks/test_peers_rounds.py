@@ -9,7 +9,7 @@ from benchmarks.peers.loads import LOADS
 from benchmarks.peers.measure import LoadError, machine_seconds, memory_mib, run_load
 from benchmarks.peers.peer import NatsPeer
 from benchmarks.peers.results import Results
-from benchmarks.peers.rounds import Length, Rounds
+from benchmarks.peers.rounds import Length, Rounds, summary
 
 from tests.unit.benchmarks.peers_kit import FakePeer
 
@@ -151,3 +151,10 @@ def test_a_peer_deletes_only_what_it_has_created(
         peer.start(tmp_path)
     peer.stop()
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+def test_the_summary_of_an_error_names_its_cause_and_no_path() -> None:
+    trace = "sync failed:\na.b.SomeException: no route\n\tat A.java:3\n\t... 6 more\n"
+    assert summary(trace) == "a.b.SomeException: no route"
+    assert summary("it ended:\n/some/where/java: bad flag\n") == "…: bad flag"
+    assert summary("") == "unknown"
