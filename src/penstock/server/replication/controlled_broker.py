@@ -194,8 +194,12 @@ class ControlledBroker:
         notices that, and it may fail too: so it is stored until the log is complete. Waits for the
         disk."""
         if may_lack_acknowledged(self._disk, StorePaths(self._root)):
-            self._disk.replace(self._root / INCOMPLETE, b"")
+            self._store_incomplete()
         return (self._root / INCOMPLETE).exists()
+
+    def _store_incomplete(self) -> None:
+        """Have the next processes know it, too. Waits for the disk."""
+        self._disk.replace(self._root / INCOMPLETE, b"", backup=False)
 
     async def _note_completed(self) -> None:
         """The log is complete again."""
@@ -209,7 +213,7 @@ class ControlledBroker:
         self.role.doubt_log()
         self._incomplete = True
         try:
-            await in_pool(self._disk, lambda: self._disk.replace(self._root / INCOMPLETE, b""))
+            await in_pool(self._disk, self._store_incomplete)
             await self._service.drop_unflushed()
         except OSError as error:
             log.warning("can't store that the end of the log may be missing: %s", error)
@@ -513,6 +517,11 @@ class ControlledBroker:
             elif not role.needs_election:  # there is another master
                 self._service.reopen()
                 await pause(self._clock, REOPEN_MS)
+
+    def stopped(self, figures: LogFigures) -> None:
+        """The services have stopped. Until others run, heartbeats say these figures: if no log of
+        the set is known to be complete, the longest one counts."""
+        self._figures = figures
 
     def serves(self) -> None:
         """The store is open, and the services of the present role begin to answer."""

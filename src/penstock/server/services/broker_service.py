@@ -42,7 +42,11 @@ from penstock.server.registration.nameserver_registration import (
 )
 from penstock.server.registration.route_queries import RouteQueries
 from penstock.server.replication.controlled_broker import ControlledBroker
-from penstock.server.replication.controlled_services import ControlledServices, RunningServices
+from penstock.server.replication.controlled_services import (
+    ControlledServices,
+    RunningServices,
+    log_figures,
+)
 from penstock.server.replication.controllers import Controllers
 from penstock.server.replication.observer import ReplicationObserver
 from penstock.server.replication.replication import ControlledReplica, Replication
@@ -574,8 +578,8 @@ class BrokerService:
             await self._close_connections()
         if self._observer is not None:
             self._observer.close()
-        if self._replication is not None:
-            replication, self._replication = self._replication, None
+        replication, self._replication = self._replication, None
+        if replication is not None:
             await replication.close()
         if self._server is not None:
             server, self._server = self._server, None
@@ -583,6 +587,8 @@ class BrokerService:
         if self._broker is not None:
             self.settings.listeners.clear()
             broker, self._broker = self._broker, None
+            if self.contact is not None and replication is not None:
+                self.contact.stopped(log_figures(broker.context.store, replication))
             await asyncio.get_running_loop().run_in_executor(None, broker.close)
 
 

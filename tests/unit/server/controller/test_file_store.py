@@ -10,33 +10,9 @@ import pytest
 from penstock.controller.broker_set import BrokerSet
 from penstock.server.controller.broker_set_store import FileStore
 from penstock.store.disk import Disk
+from tests.store_kit import CrashError, CrashingDisk
 
 SETS = "broker-a", "a/b.json", "c.bak"
-
-
-class CrashError(Exception):
-    """The process ends here."""
-
-
-class CrashingDisk(Disk):
-    """Ends the process at one of its steps that change names."""
-
-    def __init__(self, steps: int) -> None:
-        super().__init__()
-        self.steps = steps
-
-    def _step(self) -> None:
-        if self.steps == 0:
-            raise CrashError
-        self.steps -= 1
-
-    def rename(self, old: Path, new: Path) -> None:
-        self._step()
-        super().rename(old, new)
-
-    def unlink(self, path: Path) -> None:
-        self._step()
-        super().unlink(path)
 
 
 def state(name: str, epoch: int) -> BrokerSet:

@@ -22,6 +22,7 @@ from penstock.transport.peer import Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.cluster_bodies import SyncStateSet
 from penstock.wire.codes import RequestCode, ResponseCode
+from tests.store_kit import CrashError, CrashingDisk
 
 OWN_ADDRESS = "127.0.0.1:10911"
 MASTER = SetState(1, OWN_ADDRESS, 1, frozenset({1, 2}), 7)
@@ -79,10 +80,11 @@ class FakeService:
         self.answered: list[tuple[int, bool]] = []
         self.reasons: list[str] = []
         self.caught_up = True
+        self.running = True
         self.resigned = False
 
     def figures(self) -> LogFigures | None:
-        return LogFigures(1, 10, 10, caught_up=self.caught_up)
+        return LogFigures(1, 10, 10, caught_up=self.caught_up) if self.running else None
 
     def lead(self, lead: Lead, replica_id: int) -> None:
         pass
@@ -250,3 +252,31 @@ def test_a_set_that_is_not_given_elects_nobody(tmp_path: Path) -> None:
         assert controllers.elected == []
 
     asyncio.run(body())
+
+
+def test_without_services_heartbeats_say_where_the_log_ended(tmp_path: Path) -> None:
+    """Not where it was at the last heartbeat: the replica may have acknowledged more."""
+
+    async def body() -> None:
+        clock, controllers, service = VirtualClock(), FakeControllers(), FakeService()
+        contact = _contact(controllers, service, tmp_path, clock)
+        await contact.start(log_epoch=1)
+        await clock.elapse(1_000)
+        assert controllers.heartbeats[-1]["maxOffset"] == "10"
+        service.running = False
+        contact.stopped(LogFigures(2, 25, 20, caught_up=False))
+        await clock.elapse(1_000)
+        told = controllers.heartbeats[-1]
+        assert (told["epoch"], told["maxOffset"], told["confirmOffset"]) == ("2", "25", "20")
+        await contact.close()
+
+    asyncio.run(body())
+
+
+def test_a_kill_while_the_doubt_is_stored_again_does_not_end_it(tmp_path: Path) -> None:
+    contact = _contact(FakeControllers(), FakeService(), tmp_path)
+    contact._store_incomplete()
+    contact._disk = CrashingDisk(0)
+    with pytest.raises(CrashError):
+        contact._store_incomplete()
+    assert contact._note_power_failure()
