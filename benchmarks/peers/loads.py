@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.peers.peer import KAFKA, NATS, ROCKETMQ
@@ -35,8 +35,6 @@ class Load:
     sync_flush: bool = False
     backlog: bool = False
     rate: int = 0
-    client: Mapping[str, Any] = field(default_factory=dict)
-    """Options for the client of one protocol."""
 
 
 def _sync(threads: int, *, sync_flush: bool = False) -> Load:
@@ -52,14 +50,15 @@ def _sync(threads: int, *, sync_flush: bool = False) -> Load:
     )
 
 
-def _pull(count: int) -> Load:
+def _pull(count: int, listener: int) -> Load:
+    """`listener` is how many messages RocketMQ's consumer hands over at a time."""
     return Load(
         f"consume-{count}",
         f"Catching up, pulls of {count:,}",
         "consume",
-        {"pull": count},
+        {"pull": count, "listener": listener},
         {
-            ROCKETMQ: f"at most {count:,} messages per pull",
+            ROCKETMQ: f"at most {count:,} messages per pull, {listener} per call of the listener",
             KAFKA: f"fetches by size (1 MiB per partition); `max.poll.records={count}`",
             NATS: f"{count:,} messages per pull",
         },
@@ -107,7 +106,8 @@ LOADS = (
         },
         note="NATS is not measured here: its Go client sends no batches.",
     ),
-    *map(_pull, (32, 1_024)),
+    _pull(32, listener=1),
+    _pull(1_024, listener=32),
     *map(_rate, RATES),
     _sync(64, sync_flush=True),
 )

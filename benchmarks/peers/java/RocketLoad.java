@@ -184,7 +184,7 @@ public final class RocketLoad {
         Backlog backlog = new Backlog(options);
         DefaultMQPushConsumer consumer = consumer(options.text("group"));
         consumer.setPullBatchSize(options.number("pull"));
-        consumer.setConsumeMessageBatchMaxSize(Math.min(options.number("pull"), 32));
+        consumer.setConsumeMessageBatchMaxSize(options.number("listener"));
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             backlog.consumed(messages.size());
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
