@@ -83,10 +83,8 @@ def _compile(main_class: str, libraries: str) -> Path:
     digest = hashlib.sha256(libraries.encode())
     for file in sources:
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    root = go_program.cache_root() / main_class
-    classes = root / digest.hexdigest()[:16]
+    classes = go_program.cache_root() / main_class / digest.hexdigest()[:16]
     if not classes.exists():
-        shutil.rmtree(root, ignore_errors=True)
         unfinished = classes.with_suffix(".new")
         command = ["javac", "--release", "17", "-d", str(unfinished), "-cp", libraries]
         done = subprocess.run(
