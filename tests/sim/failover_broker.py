@@ -141,6 +141,10 @@ class Broker(Node):
             self.world.at(self.world.rng.choice((0, 1, 20)), self._restart, self)
 
     def _restart(self) -> None:
+        master = Assigned(leads=True, epoch=self.leads_epoch or 0)
+        if self.assigned == master and not self.rules.serves_again:
+            self._restarted()  # as `ControlledServices.serves_assigned`
+            return
         self._drop_unflushed()
         self._stop_services()
         self._start_services(self._restarted, self._not_restarted)
@@ -198,7 +202,7 @@ class Broker(Node):
     def _restarted(self) -> None:
         if self._restart_again:
             self._restart_again = False
-            self.world.at(0, self._restart, self)
+            self.world.at(self.world.rng.choice((0, 20, 300)), self._restart, self)
         else:
             self._restarting = False
 

@@ -51,6 +51,8 @@ class BrokerRules(NamedTuple):
     """A master that has served gives the set before its epoch back."""
     gives_back_older: bool = False
     """A master gives the set before an older epoch back."""
+    serves_again: bool = False
+    """A master whose services have failed begins them again in the same epoch."""
 
     def is_refused(self, code: int | None, failed: int) -> bool:
         """Whether a request that was answered with a code, or not at all, had and will have no

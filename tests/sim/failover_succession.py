@@ -13,7 +13,7 @@ from tests.sim.failover_controllers import Answer, set_state
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.replication.controlled_role import ControlledRole
+    from penstock.replication.controlled_role import ControlledRole, SetState
     from tests.sim.failover_broker import Broker
 
 ELECTED = ResponseCode.SUCCESS, ResponseCode.CONTROLLER_MASTER_STILL_EXIST
@@ -37,7 +37,7 @@ class Succession:
         role = self._broker.role
         assert role is not None
         role.unable = True
-        if role.leads and self.before[0] == role.epoch:
+        if role.leads and not self._broker.rules.serves_again:
             role.resign()
             self._broker.resign()
         self.have_replaced(then)
@@ -50,10 +50,7 @@ class Succession:
         if state is None or state.master_id != role.own_id:
             then()
             return
-        others = state.in_sync | state.before
-        older = self._broker.rules.gives_back_older
-        if not role.leads and (older or self.before[0] == state.master_epoch):
-            others |= self.before[1]
+        others = state.in_sync | state.before | self._given_back(role, state)
         self._try_others(role, sorted(others - {role.own_id}), then)
 
     def _try_others(
@@ -95,6 +92,11 @@ class Succession:
 
         self._include(role, other, included)
 
+    def _given_back(self, role: ControlledRole, state: SetState) -> frozenset[int]:
+        epoch, members = self.before
+        present = epoch == state.master_epoch or self._broker.rules.gives_back_older
+        return members if present and not role.leads else frozenset()
+
     def _include(
         self, role: ControlledRole, other: int, then: Callable[[bool | None], None]
     ) -> None:
@@ -103,6 +105,9 @@ class Succession:
         assert state is not None
         if other in state.in_sync | state.before:
             then(True)
+            return
+        if other not in self._given_back(role, state):
+            then(False)
             return
 
         def answered(answer: Answer | None, tried: int) -> None:

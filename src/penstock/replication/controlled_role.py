@@ -147,9 +147,10 @@ class ControlledRole:
         state = self.state
         if state is None or (state.master_id, state.master_epoch) != (self.own_id, epoch):
             return None
-        return self.learn(
-            state._replace(in_sync=in_sync, in_sync_epoch=in_sync_epoch, taken_over=True), now_ms
+        taken_over = state._replace(
+            in_sync=in_sync, in_sync_epoch=in_sync_epoch, taken_over=True, before=frozenset()
         )
+        return self.learn(taken_over, now_ms)
 
     def caught_up(self) -> None:
         """This replica has the whole log of its master."""
@@ -160,8 +161,8 @@ class ControlledRole:
         self._sure = False
 
     def resign(self) -> None:
-        """Lead no more in this epoch, in which nothing was acknowledged. To lead again, this
-        replica needs another election, as after its start."""
+        """Lead no more in this epoch. To lead again, this replica needs another election, as after
+        its start."""
         self._log_epoch = max(self._log_epoch, self.epoch)
         self.leads = False
 

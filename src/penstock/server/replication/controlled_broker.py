@@ -535,12 +535,17 @@ class ControlledBroker:
             self.role.unable = False
 
     async def cannot_serve(self) -> None:
-        """The store can't be opened: another replica has to be the master until it can."""
+        """The services can't be started: another replica has to be the master until they can.
+
+        Services that have been running for a moment may have asked for another in-sync set, which
+        may still be agreed to. The next ones would not wait for its members. So they need another
+        epoch, as after a start of the process.
+        """
         role = self.role
         if role is None:
             return
         role.unable = True
-        if role.leads and self._before[0] == role.epoch:
+        if role.leads:
             role.resign()
             self._service.resign(self.replica_id)
         await self._have_replaced(role)
@@ -555,14 +560,12 @@ class ControlledBroker:
         every acknowledged message.
 
         In the set of a master that has just taken over there is no other one. If it has resigned
-        before it acknowledged anything, these are still the members of the set before.
+        its services ran, the members of the set before still have every acknowledged message.
         """
         state = role.state
         if state is None or state.master_id != self.replica_id:
             return False
-        others = state.in_sync | state.before
-        if not role.leads and self._before[0] == state.master_epoch:
-            others |= self._before[1]
+        others = state.in_sync | state.before | self._given_back(role, state)
         for replica_id in sorted(others - {self.replica_id}):
             try:
                 elected = await self._include(role, replica_id)
@@ -577,12 +580,19 @@ class ControlledBroker:
                 return True
         return False
 
+    def _given_back(self, role: ControlledRole, state: SetState) -> frozenset[int]:
+        """The members of the set before the present epoch, if nothing was acknowledged in it."""
+        epoch, members = self._before
+        return members if epoch == state.master_epoch and not role.leads else frozenset()
+
     async def _include(self, role: ControlledRole, replica_id: int) -> bool:
         """Have a member of the set before in the in-sync set; returns whether it can be elected."""
         state = role.state
         assert state is not None
         if replica_id in state.in_sync | state.before:
             return True
+        if replica_id not in self._given_back(role, state):
+            return False
         response = await self._ask_for_set(
             {self.replica_id, replica_id}, state.in_sync_epoch, state.master_epoch
         )
