@@ -64,6 +64,7 @@ class Broker(Node):
         self._figures = 0, 0
         """The last epoch of the log and its end, as heartbeats say it without services."""
         self._registered: SetState | None = None
+        self._registered_epoch = 0
         self.calls = ControllerCalls(self, world, [])
         self.succession = Succession(self)
         self._polling = False
@@ -274,6 +275,7 @@ class Broker(Node):
                 self._join_later()
                 return
             self._registered = set_state(answer.state) if answer.alive else None
+            self._registered_epoch = answer.state.master_epoch
             self._start_services(self._meet_controllers, self._end_at_start)
 
         replica_id, name = self.replica_id, self.name
@@ -291,9 +293,10 @@ class Broker(Node):
         assert self.replica_id is not None
         complete = not self.power_lost or self.mode.sync_flush or self.rules.log_complete
         complete &= not self.doubted
+        log_epoch = last.number if last is not None else 0
         self.role = self.rules.role(
             self.replica_id,
-            log_epoch=last.number if last is not None else 0,
+            log_epoch=max(log_epoch, 0 if self.rules.leads_known_epoch else self._registered_epoch),
             log_complete=complete,
             now_ms=world.now_ms,
         )

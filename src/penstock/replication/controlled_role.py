@@ -88,8 +88,9 @@ class ControlledRole:
     """What one replica has learned of its broker set since its start."""
 
     def __init__(self, own_id: int, *, log_epoch: int, log_complete: bool, now_ms: int) -> None:
-        """`log_epoch` is the greatest epoch that was ever stored with the log. `log_complete`:
-        nothing that this replica has acknowledged can be missing."""
+        """`log_epoch` is the greatest epoch in which another process of this replica may have been
+        the master: the greatest that was ever stored with the log, or was known when this process
+        registered. `log_complete`: nothing that this replica has acknowledged can be missing."""
         self.own_id = own_id
         self._log_epoch = log_epoch
         self._sure = log_complete

@@ -165,6 +165,11 @@ class ControlledBroker:
     async def start(self, *, log_epoch: int) -> None:
         """Send heartbeats and learn of elections; the services run already, as a slave."""
         now_ms = self._clock.monotonic_ms()
+        # In the epoch at the registration, another process of this replica may have asked for
+        # sets, even if its store could not be opened. Apache's controllers elect no master again
+        # that is alive; with them such a process does not ask.
+        if self._registered is not None and self._controllers.penstock:
+            log_epoch = max(log_epoch, self._registered.master_epoch)
         self.role = ControlledRole(
             self.replica_id, log_epoch=log_epoch, log_complete=not self._incomplete, now_ms=now_ms
         )

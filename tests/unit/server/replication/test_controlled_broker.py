@@ -284,6 +284,22 @@ def test_a_master_whose_services_have_run_needs_another_epoch(tmp_path: Path) ->
     asyncio.run(body())
 
 
+def test_a_process_does_not_lead_in_the_epoch_of_its_registration(tmp_path: Path) -> None:
+    """The process before may have asked for another set, although it has stored nothing."""
+
+    async def body() -> None:
+        contact = _contact(FakeControllers(), FakeService(), tmp_path)
+        contact._registered = SetState(None, "", 2)
+        await contact.start(log_epoch=1)
+        assert contact.role is not None
+        assert contact.role.learn(MASTER._replace(master_epoch=2), 0) is None
+        assert contact.role.needs_election
+        assert contact.role.learn(MASTER._replace(master_epoch=3), 0) is not None
+        await contact.close()
+
+    asyncio.run(body())
+
+
 def test_a_set_that_is_not_given_elects_nobody(tmp_path: Path) -> None:
     async def body() -> None:
         controllers, service = FakeControllers(), FakeService()
