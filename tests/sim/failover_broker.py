@@ -357,7 +357,6 @@ class Broker(Node):
     def _act(self, action: Lead | TakeOver | Follow | None) -> None:
         assert self.role is not None
         if isinstance(action, Lead):
-            self.power_lost = self.doubted = False
             self._lead(action)
             self._check_lease()
         elif isinstance(action, TakeOver):
@@ -453,6 +452,7 @@ class Broker(Node):
         assert role is not None
         if isinstance(services, SlaveService) and services.caught_up and not self.disk_failed:
             role.caught_up()
+        if role.complete:  # as `ControlledBroker._note_completed`
             self.power_lost = self.doubted = False
         if role.complete and not self.electable:
             self.electable = True
