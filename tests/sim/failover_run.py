@@ -227,7 +227,8 @@ class Life:
         longest_ms = 9_000 if isinstance(node, Controller) else 5_000
         duration_ms = self.rng.choice((50, 500, 2_000, longest_ms))
         self.world.note(f"{node.name} is paused for {duration_ms} ms")
-        node.paused_until_ms = self.world.now_ms + duration_ms
+        # What was put off until the end of an earlier pause stays put off.
+        node.paused_until_ms = max(node.paused_until_ms, self.world.now_ms + duration_ms)
         self.world.events["pause"] += 1
 
     def _partition(self) -> None:
