@@ -49,8 +49,6 @@ class BrokerRules(NamedTuple):
     """The second process after a power cut takes its log for complete."""
     gives_back_after_serving: bool = False
     """A master that has served gives the set before its epoch back."""
-    gives_back_older: bool = False
-    """A master gives the set before an older epoch back."""
     serves_again: bool = False
     """A master whose services have failed begins them again in the same epoch."""
     leads_known_epoch: bool = False

@@ -87,7 +87,7 @@ class Life:
             controller.brokers.update(by_name)
             controller.unclean_elections = mode.unclean
         self.ledger.clean = not mode.unclean
-        flush_ms = rng.choice((5, 20)) if mode.sync_flush else rng.choice((50, 200, 500))
+        flush_ms = rng.choice((10, 20)) if mode.sync_flush else rng.choice((50, 200, 500))
         for broker in self.brokers:
             broker.controllers, broker.brokers = self.controllers, by_name
             broker.distance_ms = rng.choice((0, 0, 0, 5, 25))

@@ -94,8 +94,7 @@ class Succession:
 
     def _given_back(self, role: ControlledRole, state: SetState) -> frozenset[int]:
         epoch, members = self.before
-        present = epoch == state.master_epoch or self._broker.rules.gives_back_older
-        return members if present and not role.leads else frozenset()
+        return members if epoch == state.master_epoch and not role.leads else frozenset()
 
     def _include(
         self, role: ControlledRole, other: int, then: Callable[[bool | None], None]

@@ -11,7 +11,7 @@ import pytest
 from tests.depth import rounds
 from tests.sim.failover_run import MODES, run_seed
 
-SEEDS = rounds(ci=250, proof=12_000)
+SEEDS = rounds(ci=200, proof=12_000)
 GROUP = 50
 """Seeds of one test."""
 TRACE_LINES = 25

@@ -337,7 +337,6 @@ MUTATIONS: dict[str, tuple[tuple[int, ...], Rules]] = {
     "gives the set back after it has served": (
         (LONE, LONE_MEMORY), _broker(gives_back_after_serving=True),
     ),
-    "gives the set before an older epoch back": (CLEAN, _broker(gives_back_older=True)),
     "begins its services again in the same epoch": (
         (LONE, LONE_MEMORY), _broker(serves_again=True),
     ),
