@@ -139,8 +139,7 @@ class ControlledBroker:
         self._last_epoch = 0
         self._taking_over: TakeOver | None = None
         self._before: tuple[int, frozenset[int]] = 0, frozenset()
-        """The epoch in which this replica took over, and the in-sync set before. Until its services
-        run."""
+        """Until services run: the epoch in which this replica took over, and the set before."""
         self._incomplete = False  # the file INCOMPLETE exists
         self._expired = False
         self._refused_set = ""  # why the last request for another in-sync set was refused
@@ -164,12 +163,11 @@ class ControlledBroker:
 
     async def start(self, *, log_epoch: int) -> None:
         """Send heartbeats and learn of elections; the services run already, as a slave."""
-        now_ms = self._clock.monotonic_ms()
-        # In the epoch at the registration, another process of this replica may have asked for
-        # sets, even if its store could not be opened. Apache's controllers elect no master again
-        # that is alive; with them such a process does not ask.
+        # In the epoch of the registration the last process may have asked for sets, even without
+        # its store. It did not with Apache's controllers, which elect no living master.
         if self._registered is not None and self._controllers.penstock:
             log_epoch = max(log_epoch, self._registered.master_epoch)
+        now_ms = self._clock.monotonic_ms()
         self.role = ControlledRole(
             self.replica_id, log_epoch=log_epoch, log_complete=not self._incomplete, now_ms=now_ms
         )
@@ -278,8 +276,7 @@ class ControlledBroker:
             "invokeTime": str(self._clock.now_ms()),
         }
         response = await self._controllers.call(RequestCode.CONTROLLER_ELECT_MASTER, fields)
-        told = ResponseCode.SUCCESS, ResponseCode.CONTROLLER_MASTER_STILL_EXIST
-        if response.code not in told:
+        if response.code not in (ResponseCode.SUCCESS, ResponseCode.CONTROLLER_MASTER_STILL_EXIST):
             log.info("no master was elected: %s", response.remark)
             return False
         if "masterEpoch" in response.ext:
@@ -370,9 +367,8 @@ class ControlledBroker:
             fields = self._heartbeat(now_ms, penstock=info.penstock)
             if fields is not None:
                 try:
-                    timeout_ms = self._settings.current.replication.heartbeat_timeout_ms
                     response = await peer.call(
-                        RequestCode.BROKER_HEARTBEAT, fields, timeout_ms=timeout_ms
+                        RequestCode.BROKER_HEARTBEAT, fields, timeout_ms=self._lease_ms
                     )
                     self._count(response.code == ResponseCode.SUCCESS)
                     # Of Apache's controllers, only the leader knows of every election.
@@ -398,7 +394,6 @@ class ControlledBroker:
         if silent:
             return None
         self._figures = figures = figures or self._figures  # none while services are restarted
-        replication = self._settings.current.replication
         return {
             **self._membership.names(),
             "brokerAddr": self._address,
@@ -406,8 +401,8 @@ class ControlledBroker:
             "epoch": str(figures.epoch),
             "maxOffset": str(figures.max_offset),
             "confirmOffset": str(figures.confirm_offset),
-            "heartbeatTimeoutMills": str(replication.heartbeat_timeout_ms),
-            "electionPriority": str(replication.election_priority),
+            "heartbeatTimeoutMills": str(self._lease_ms),
+            "electionPriority": str(self._settings.current.replication.election_priority),
             "penstockLogIncomplete": str(not self.role.complete).lower(),
             "penstockTakesOver": "true",
         }
@@ -418,7 +413,7 @@ class ControlledBroker:
 
     def _confirmed(self, sent_ms: int) -> None:
         self.confirmed_ms = max(self.confirmed_ms, sent_ms)
-        # A confirmation that is as old as the lease, after a pause of this process, says nothing.
+        # After a pause of this process a confirmation may be older than the lease.
         if self._expired and not self._copy_at and self.lease_age_ms <= self._lease_ms:
             self._expired = False
             log.warning("the controllers confirm this master again")
@@ -542,9 +537,8 @@ class ControlledBroker:
     async def cannot_serve(self) -> None:
         """The services can't be started: another replica has to be the master until they can.
 
-        Services that have been running for a moment may have asked for another in-sync set, which
-        may still be agreed to. The next ones would not wait for its members. So they need another
-        epoch, as after a start of the process.
+        Services that ran for a moment may have asked for a set that is still agreed to. The next
+        ones do not know its members, so they need another epoch.
         """
         role = self.role
         if role is None:
@@ -598,9 +592,8 @@ class ControlledBroker:
             return True
         if replica_id not in self._given_back(role, state):
             return False
-        response = await self._ask_for_set(
-            {self.replica_id, replica_id}, state.in_sync_epoch, state.master_epoch
-        )
+        members = {self.replica_id, replica_id}
+        response = await self._ask_for_set(members, state.in_sync_epoch, state.master_epoch)
         self._agreed(response, state.master_epoch)
         if response.code != ResponseCode.SUCCESS:
             log.info("replica %d can't be elected: %s", replica_id, response.remark)
