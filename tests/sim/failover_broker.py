@@ -296,7 +296,7 @@ class Broker(Node):
         log_epoch = last.number if last is not None else 0
         self.role = self.rules.role(
             self.replica_id,
-            log_epoch=max(log_epoch, 0 if self.rules.leads_known_epoch else self._registered_epoch),
+            log_epoch=max(log_epoch, self._registered_epoch),
             log_complete=complete,
             now_ms=world.now_ms,
         )

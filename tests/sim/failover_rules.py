@@ -51,8 +51,6 @@ class BrokerRules(NamedTuple):
     """A master that has served gives the set before its epoch back."""
     serves_again: bool = False
     """A master whose services have failed begins them again in the same epoch."""
-    leads_known_epoch: bool = False
-    """A process may lead the epoch of its registration, if it is not stored with the log."""
 
     def is_refused(self, code: int | None, failed: int) -> bool:
         """Whether a request that was answered with a code, or not at all, had and will have no

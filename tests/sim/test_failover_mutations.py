@@ -334,13 +334,6 @@ MUTATIONS: dict[str, tuple[tuple[int, ...], Rules]] = {
         (SYNC, LONE), _broker(keeps_unflushed=True),
     ),
     "takes over although its disk has failed": (CLEAN, _broker(ignores_failed_disk=True)),
-    "gives the set back after it has served": (
-        (LONE, LONE_MEMORY), _broker(gives_back_after_serving=True),
-    ),
-    "begins its services again in the same epoch": (
-        (LONE, LONE_MEMORY), _broker(serves_again=True),
-    ),
-    "leads the epoch of its registration": (CLEAN, _broker(leads_known_epoch=True)),
     "decides without reading the reports again": (CLEAN, _controller(liveness=DecidesByView)),
     "a report that is gone after an interruption kills": (
         CLEAN, _controller(liveness=WithoutGrace),
@@ -350,6 +343,12 @@ MUTATIONS: dict[str, tuple[tuple[int, ...], Rules]] = {
     "forgets what was reported meanwhile": (CLEAN, _controller(reports=ForgetsAlways)),
     "does not report again with a new lease": (CLEAN, _controller(reports=ReportsOnce)),
     "trusts a watch that went on without a lease": (CLEAN, _controller(liveness=TrustsWatch)),
+    "gives the set back after it has served": (
+        (LONE, LONE_MEMORY), _broker(gives_back_after_serving=True),
+    ),
+    "begins its services again in the same epoch": (
+        (LONE, LONE_MEMORY), _broker(serves_again=True),
+    ),
 }  # fmt: skip
 
 
