@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from penstock.controller.broker_set import LiveReplica
+from penstock.controller.broker_set import BrokerSet, LiveReplica
 from penstock.replication.controlled_role import ControlledRole, Follow, Lead, SetState, TakeOver
 from penstock.wire.codes import ResponseCode
 from tests.sim.failover_controllers import Answer, Controller, ControllerCalls, set_state
@@ -17,13 +17,15 @@ from tests.sim.failover_ledger import Ledger
 from tests.sim.failover_links import DiskLog
 from tests.sim.failover_rules import Assigned, BrokerRules, Mode
 from tests.sim.failover_services import MasterService, SlaveService
+from tests.sim.failover_succession import ELECTED, Succession
 from tests.sim.failover_world import Node, World
 
 POLL_MS = 1_000
 JOIN_RETRY_MS = 250, 500
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 500, 3_000
 LEASE_CHECK_MS = 100
-ELECTED = ResponseCode.SUCCESS, ResponseCode.CONTROLLER_MASTER_STILL_EXIST
+RESTART_MS, RESTART_MS_MAX = 1_000, 30_000
+RETRY_LOOK_MS = 20
 
 
 class Broker(Node):
@@ -45,6 +47,8 @@ class Broker(Node):
         self.power_lost = False
         """The last process ended by a power cut."""
         self.damaged = False
+        self.store_failures = 0
+        """How often the store can't be opened from now on."""
         self.doubted = False
         """The disk has failed, and no master has given this replica its log since then."""
         # Of the process:
@@ -55,8 +59,14 @@ class Broker(Node):
         self.services: MasterService | SlaveService | None = None
         self.electable = False
         self._restarting = self._restart_again = False
+        self._pausing = self._retry = False
+        self._retry_ms = RESTART_MS
+        self._figures = 0, 0
+        """The last epoch of the log and its end, as heartbeats say it without services."""
         self._registered: SetState | None = None
-        self._calls = ControllerCalls(self, world, [])
+        self._registered_epoch = 0
+        self.calls = ControllerCalls(self, world, [])
+        self.succession = Succession(self)
         self._polling = False
         self._confirmed_ms = self.met_ms = 0
         self._unconfirmed = False
@@ -83,7 +93,9 @@ class Broker(Node):
         self.assigned = Assigned()
         self.lead_state = Lead(0, frozenset(), 0)
         self._restarting = self._restart_again = False
-        self._calls = ControllerCalls(self, self.world, self.controllers)
+        self._pausing = self._retry = False
+        self.calls = ControllerCalls(self, self.world, self.controllers)
+        self.succession = Succession(self)
         self._registered = None
         self._polling = self._unconfirmed = False
         self._connections = {}
@@ -120,48 +132,99 @@ class Broker(Node):
 
     def restart(self) -> None:
         """As `BrokerService._restart_soon`: the services stop and start, the process goes on."""
-        if self._restarting:
+        if self._pausing:
+            self._retry = True
+        elif self._restarting:
             self._restart_again = True
+        else:
+            self._restarting = True
+            self._retry_ms = RESTART_MS
+            self.world.at(self.world.rng.choice((0, 1, 20)), self._restart, self)
+
+    def _restart(self) -> None:
+        master = Assigned(leads=True, epoch=self.leads_epoch or 0)
+        if self.assigned == master and not self.rules.serves_again:
+            self._restarted()  # as `ControlledServices.serves_assigned`
             return
-        self._restarting = True
-        self.world.at(self.world.rng.choice((0, 1, 20)), self._stop_services, self)
+        self._drop_unflushed()
+        self._stop_services()
+        self._start_services(self._restarted, self._not_restarted)
 
     def _stop_services(self) -> None:
-        self._drop_unflushed()
         if self.services is not None:
+            self._figures = self._log_figures()
             self.services.close()
             self.services = None
         self.log.reopen()  # the store is closed
-        self._start_services(self._restarted)
 
-    def _start_services(self, then: Callable[[], None]) -> None:
+    def _start_services(self, then: Callable[[], None], failed: Callable[[], None]) -> None:
         """Open the store and start the services of the role."""
-        assigned, lead = self.assigned, self.lead_state
+        assigned, lead, rng = self.assigned, self.lead_state, self.world.rng
+        fails = self.store_failures > 0 and rng.choice(("at first", "in its epoch", "at last"))
+        if fails:
+            self.store_failures -= 1
+            self.world.note(f"{self.name} can't start its services: {fails}")
+            self.world.events["store not opened"] += 1
+        start_ms = rng.choice((2, 10, 50, 300))
+        if fails == "at first":
+            self.world.at(start_ms, failed, self)
+            return
         if self.truncation is not None:
             self.log.truncate(self.truncation)
             self.truncation = None
 
         def started() -> None:
             newest = self.log.open()
+            if assigned.leads and assigned.epoch > newest:  # as `Replication._begin_epoch`
+                self.log.begin_epoch(assigned.epoch)
+            if fails == "in its epoch":
+                self.log.reopen()
+                failed()
+                return
+            self.succession.serves()
             if not assigned.leads:
                 self.services = SlaveService(self, newest)
             else:
-                if assigned.epoch > newest:  # as `Replication._begin_epoch`
-                    self.log.begin_epoch(assigned.epoch)
                 self.services = MasterService(self, lead)
                 self.world.note(f"{self.name} is the master of epoch {assigned.epoch}")
                 self._apply_confirmation()
             self.services.start()
-            then()
+            if fails:  # clients may have been served already
+                self.world.at(rng.choice((0, 20, 300, 2_000)), end, self)
+            else:
+                then()
 
-        self.world.at(self.world.rng.choice((2, 10, 50, 300)), started, self)
+        def end() -> None:
+            self._stop_services()
+            failed()
+
+        self.world.at(start_ms, started, self)
 
     def _restarted(self) -> None:
         if self._restart_again:
             self._restart_again = False
-            self.world.at(0, self._stop_services, self)
+            self.world.at(self.world.rng.choice((0, 20, 300)), self._restart, self)
         else:
             self._restarting = False
+
+    def _not_restarted(self) -> None:
+        """As `BrokerService._report_failure`."""
+        self._pausing, self._retry = True, False
+        self.succession.cannot_serve(self._pause)
+
+    def _pause(self) -> None:
+        """As `BrokerService._pause_before_retry`."""
+        until_ms = self.world.now_ms + self._retry_ms
+        self._retry_ms = min(2 * self._retry_ms, RESTART_MS_MAX)
+
+        def look() -> None:
+            if self._retry or self.world.now_ms >= until_ms:
+                self._pausing = False
+                self._restart()
+            else:
+                self.world.at(RETRY_LOOK_MS, look, self)
+
+        look()
 
     def flush(self) -> None:
         """A flush ends."""
@@ -180,7 +243,7 @@ class Broker(Node):
         elif self._application is not None:
             self._apply(*self._application)
         else:
-            self._calls.call(lambda to, reply: to.next_id(reply), self._got_next_id)
+            self.calls.call(lambda to, reply: to.next_id(reply), self._got_next_id)
 
     def _join_later(self) -> None:
         self.world.at(self.world.rng.randint(*JOIN_RETRY_MS), self._join, self)
@@ -204,7 +267,7 @@ class Broker(Node):
                 self.world.note(f"{self.name} is replica {replica_id}")
                 self._register()
 
-        self._calls.call(lambda to, reply: to.apply_id(replica_id, check_code, reply), applied)
+        self.calls.call(lambda to, reply: to.apply_id(replica_id, check_code, reply), applied)
 
     def _register(self) -> None:
         def registered(answer: Answer | None, tried: int) -> None:
@@ -212,11 +275,17 @@ class Broker(Node):
                 self._join_later()
                 return
             self._registered = set_state(answer.state) if answer.alive else None
-            self._start_services(self._meet_controllers)
+            self._registered_epoch = answer.state.master_epoch
+            self._start_services(self._meet_controllers, self._end_at_start)
 
         replica_id, name = self.replica_id, self.name
         assert replica_id is not None
-        self._calls.call(lambda to, reply: to.register(replica_id, name, reply), registered)
+        self.calls.call(lambda to, reply: to.register(replica_id, name, reply), registered)
+
+    def _end_at_start(self) -> None:
+        """A process that can't open its store ends, and is started again."""
+        self.stop()
+        self.world.at(RESTART_MS, lambda: None if self.up else self.start())
 
     def _meet_controllers(self) -> None:
         """As `BrokerService._meet_controllers` and `ControlledBroker.start`."""
@@ -224,9 +293,10 @@ class Broker(Node):
         assert self.replica_id is not None
         complete = not self.power_lost or self.mode.sync_flush or self.rules.log_complete
         complete &= not self.doubted
+        log_epoch = last.number if last is not None else 0
         self.role = self.rules.role(
             self.replica_id,
-            log_epoch=last.number if last is not None else 0,
+            log_epoch=max(log_epoch, self._registered_epoch),
             log_complete=complete,
             now_ms=world.now_ms,
         )
@@ -256,13 +326,16 @@ class Broker(Node):
             if answer is not None and answer.ok and answer.state is not None:
                 self._polled(set_state(answer.state))
 
-        self._calls.call(lambda to, reply: to.replica_info(reply), answered)
+        self.calls.call(lambda to, reply: to.replica_info(reply), answered)
 
     def _polled(self, state: SetState) -> None:
         self.learn(state)
         role = self.role
         assert role is not None
-        if role.needs_election:
+        if role.unable:
+            self._polling = True
+            self.succession.have_replaced(self._end_poll)
+        elif role.needs_election:
             self._polling = True
 
             def elected(answer: Answer | None, tried: int) -> None:
@@ -270,7 +343,10 @@ class Broker(Node):
                 if answer is not None and answer.state is not None and answer.code in ELECTED:
                     self.learn(set_state(answer.state))
 
-            self._calls.call(lambda to, reply: to.elect(role.own_id, reply), elected)
+            self.calls.call(lambda to, reply: to.elect(role.own_id, reply), elected)
+
+    def _end_poll(self) -> None:
+        self._polling = False
 
     def learn(self, state: SetState) -> None:
         """As `ControlledBroker.learn`; also called by notifications."""
@@ -281,12 +357,13 @@ class Broker(Node):
     def _act(self, action: Lead | TakeOver | Follow | None) -> None:
         assert self.role is not None
         if isinstance(action, Lead):
-            self.power_lost = self.doubted = False
             self._lead(action)
             self._check_lease()
         elif isinstance(action, TakeOver):
+            if self.role.state is not None:
+                self.succession.before = action.epoch, self.role.state.before
             if self._is_prepared():
-                self._alter(frozenset([self.role.own_id]), *action, lambda refused: None)
+                self.alter(frozenset([self.role.own_id]), *action, lambda refused: None)
         elif isinstance(action, Follow):
             self._follow(action)
 
@@ -319,6 +396,10 @@ class Broker(Node):
             return
         self._stop_writing()
         self.restart()
+
+    def resign(self) -> None:
+        """As `ControlledServices.resign`."""
+        self.assigned = Assigned()
 
     def _is_prepared(self) -> bool:
         """Before this replica takes over: acknowledge nothing more, to clients or to the old
@@ -354,22 +435,9 @@ class Broker(Node):
             return
         self._doubt_log()
         if self.role.leads:
-            self._hand_over()
+            self.succession.have_replaced(lambda: None)
         elif not self.role.needs_election:
             self.restart()
-
-    def _hand_over(self) -> None:
-        role = self.role
-        assert role is not None
-        others = set() if role.state is None else role.state.in_sync - {role.own_id}
-        other = min(others, default=None)
-
-        def answered(answer: Answer | None, tried: int) -> None:
-            if answer is not None and answer.state is not None and answer.code in ELECTED:
-                self.learn(set_state(answer.state))
-
-        if other is not None:
-            self._calls.call(lambda to, reply: to.elect(other, reply, designated=True), answered)
 
     def _stop_writing(self) -> None:
         if isinstance(self.services, MasterService):
@@ -384,13 +452,14 @@ class Broker(Node):
         assert role is not None
         if isinstance(services, SlaveService) and services.caught_up and not self.disk_failed:
             role.caught_up()
+        if role.complete:  # as `ControlledBroker._note_completed`
             self.power_lost = self.doubted = False
         if role.complete and not self.electable:
             self.electable = True
             self.ledger.check()
-        last = self.log.history.last
-        epoch = last.number if last is not None else 0
-        live = LiveReplica(epoch, len(self.log.data), complete=role.complete, takes_over=True)
+        if services is not None:
+            self._figures = self._log_figures()
+        live = LiveReplica(*self._figures, complete=role.complete, takes_over=True)
         replica_id, life = role.own_id, self.life
 
         if self.world.rng.random() < self.world.loss / 10:
@@ -409,6 +478,10 @@ class Broker(Node):
                 self._confirmed(now_ms)
 
         self.world.send(self, controller, arrive)
+
+    def _log_figures(self) -> tuple[int, int]:
+        last = self.log.history.last
+        return (0 if last is None else last.number), len(self.log.data)
 
     def lose_connections(self) -> None:
         """The connections to all controllers are closed; the next heartbeats open others."""
@@ -474,9 +547,9 @@ class Broker(Node):
             if isinstance(self.services, MasterService):
                 self.services.replicas.answered(number, refused=refused)
 
-        self._alter(frozenset(int(name) for name in members), epoch, number, answered)
+        self.alter(frozenset(int(name) for name in members), epoch, number, answered)
 
-    def _alter(
+    def alter(
         self, members: frozenset[int], epoch: int, number: int, then: Callable[[bool], None]
     ) -> None:
         """As `ControlledBroker._alter`; `then` gets whether the request is refused."""
@@ -486,13 +559,17 @@ class Broker(Node):
         def answered(answer: Answer | None, failed: int) -> None:
             if answer is not None and answer.ok:
                 assert answer.state is not None
-                assert self.role is not None
-                agreed = frozenset(answer.state.in_sync), answer.state.in_sync_epoch
-                self._act(self.role.agreed(epoch, *agreed, self.world.now_ms))
+                self.agreed(answer.state, epoch)
             else:
                 self._poll()
             then(self.rules.is_refused(None if answer is None else answer.code, failed))
 
-        self._calls.call(
+        self.calls.call(
             lambda to, reply: to.alter(replica_id, epoch, members, number, reply), answered
         )
+
+    def agreed(self, state: BrokerSet, epoch: int) -> None:
+        """As `ControlledBroker._agreed`."""
+        assert self.role is not None
+        agreed = frozenset(state.in_sync), state.in_sync_epoch
+        self._act(self.role.agreed(epoch, *agreed, self.world.now_ms))

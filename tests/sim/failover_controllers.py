@@ -462,7 +462,11 @@ class ControllerCalls:
         """The controller that is asked; another one after a failure."""
 
     def call(
-        self, request: Callable[[Controller, Reply], None], done: Callable[[Any, int], None]
+        self,
+        request: Callable[[Controller, Reply], None],
+        done: Callable[[Any, int], None],
+        *,
+        attempts: int = ATTEMPTS,
     ) -> None:
         """`done` gets the answer or None, and how many attempts failed."""
 
@@ -477,7 +481,7 @@ class ControllerCalls:
                     return
                 if self.leader is to:
                     self.leader = None
-                if failed + 1 < ATTEMPTS:
+                if failed + 1 < attempts:
                     attempt(failed + 1)
                 else:
                     done(None, failed + 1)
@@ -497,4 +501,5 @@ def set_state(state: BrokerSet) -> SetState:
         state.in_sync_epoch,
         state.master_incomplete,
         not state.before,
+        frozenset(state.before),
     )

@@ -47,6 +47,10 @@ class BrokerRules(NamedTuple):
     """A log that is opened again counts as flushed, although an fsync has failed."""
     forgets_power_cut: bool = False
     """The second process after a power cut takes its log for complete."""
+    gives_back_after_serving: bool = False
+    """A master that has served gives the set before its epoch back."""
+    serves_again: bool = False
+    """A master whose services have failed begins them again in the same epoch."""
 
     def is_refused(self, code: int | None, failed: int) -> bool:
         """Whether a request that was answered with a code, or not at all, had and will have no

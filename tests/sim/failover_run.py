@@ -87,7 +87,7 @@ class Life:
             controller.brokers.update(by_name)
             controller.unclean_elections = mode.unclean
         self.ledger.clean = not mode.unclean
-        flush_ms = rng.choice((5, 20)) if mode.sync_flush else rng.choice((50, 200, 500))
+        flush_ms = rng.choice((10, 20)) if mode.sync_flush else rng.choice((50, 200, 500))
         for broker in self.brokers:
             broker.controllers, broker.brokers = self.controllers, by_name
             broker.distance_ms = rng.choice((0, 0, 0, 5, 25))
@@ -103,6 +103,7 @@ class Life:
             (self._cut_power, 0.5),
             (self._lose_disk, 0.15),
             (self._fail_disk, 0.3),
+            (self._fail_store, 0.5),
             (self._pause, 0.7),
             (self._partition, 1),
             (self._cut_links, 2),
@@ -212,13 +213,22 @@ class Life:
             broker.fail_disk()
             self.world.events["failed disk"] += 1
 
+    def _fail_store(self) -> None:
+        """The next starts of a replica's services fail: often it has just been elected."""
+        broker = self.rng.choice(self.brokers)
+        broker.store_failures = self.rng.choice((1, 1, 2, 3))
+        self.world.note(f"{broker.name}: {broker.store_failures} starts of services will fail")
+        if self.rng.random() < 0.7:
+            self._elect(broker)
+
     def _pause(self) -> None:
         nodes: list[Node] = [*self._up(), *self.controllers]
         node = self.rng.choice(nodes)
         longest_ms = 9_000 if isinstance(node, Controller) else 5_000
         duration_ms = self.rng.choice((50, 500, 2_000, longest_ms))
         self.world.note(f"{node.name} is paused for {duration_ms} ms")
-        node.paused_until_ms = self.world.now_ms + duration_ms
+        # What was put off until the end of an earlier pause stays put off.
+        node.paused_until_ms = max(node.paused_until_ms, self.world.now_ms + duration_ms)
         self.world.events["pause"] += 1
 
     def _partition(self) -> None:
@@ -276,8 +286,10 @@ class Life:
 
     def _designate(self) -> None:
         """An operator has another replica elected, or a master hands over."""
-        broker, state = self.rng.choice(self.brokers), self.ledger.state
-        controller = self.rng.choice(self.controllers)
+        self._elect(self.rng.choice(self.brokers))
+
+    def _elect(self, broker: Broker) -> None:
+        state, controller = self.ledger.state, self.rng.choice(self.controllers)
         able = controller.up and controller.paused_until_ms <= self.world.now_ms
         if able and broker.replica_id is not None and state is not None:
             self.world.note(f"{broker.name} is designated")
@@ -309,6 +321,8 @@ class Life:
                 node.stop()  # by an operator: perhaps no other replica can be the master
             if not node.up:
                 node.start()
+        for broker in self.brokers:
+            broker.store_failures = 0
         self.etcd.elect_leader()
         for controller in self.controllers:
             controller.early_death = 0.0

@@ -11,7 +11,7 @@ import pytest
 from tests.depth import rounds
 from tests.sim.failover_run import MODES, run_seed
 
-SEEDS = rounds(ci=250, proof=12_000)
+SEEDS = rounds(ci=200, proof=12_000)
 GROUP = 50
 """Seeds of one test."""
 TRACE_LINES = 25
@@ -53,6 +53,7 @@ def test_everything_happens() -> None:
         "etcd unavailable",
         "etcd without a leader",
         "failed disk",
+        "gave way",
         "isolated",
         "lease expired",
         "lease of a controller expired",
@@ -66,7 +67,9 @@ def test_everything_happens() -> None:
         "report written late",
         "report written meanwhile",
         "reports forgotten",
+        "set given back",
         "silent watch noticed",
+        "store not opened",
         "taken for dead",
         "truncation",
         "watch compacted",

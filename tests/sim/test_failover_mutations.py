@@ -343,6 +343,12 @@ MUTATIONS: dict[str, tuple[tuple[int, ...], Rules]] = {
     "forgets what was reported meanwhile": (CLEAN, _controller(reports=ForgetsAlways)),
     "does not report again with a new lease": (CLEAN, _controller(reports=ReportsOnce)),
     "trusts a watch that went on without a lease": (CLEAN, _controller(liveness=TrustsWatch)),
+    "gives the set back after it has served": (
+        (LONE, LONE_MEMORY), _broker(gives_back_after_serving=True),
+    ),
+    "begins its services again in the same epoch": (
+        (LONE, LONE_MEMORY), _broker(serves_again=True),
+    ),
 }  # fmt: skip
 
 

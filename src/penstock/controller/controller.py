@@ -187,6 +187,8 @@ class Controller:
             state, fields = decision.state, _names(cluster, name)
             if state is not None and alive[0]:
                 fields |= _master_fields(state)
+            elif state is not None:
+                fields["masterEpoch"] = str(state.master_epoch)
             return _reply(decision, fields, _in_sync_body(state))
 
         return self._decide(name, decide, reply)

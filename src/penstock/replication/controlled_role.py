@@ -88,8 +88,9 @@ class ControlledRole:
     """What one replica has learned of its broker set since its start."""
 
     def __init__(self, own_id: int, *, log_epoch: int, log_complete: bool, now_ms: int) -> None:
-        """`log_epoch` is the greatest epoch that was ever stored with the log. `log_complete`:
-        nothing that this replica has acknowledged can be missing."""
+        """`log_epoch` is the greatest epoch in which another process of this replica may have been
+        the master: the greatest that was ever stored with the log, or was known when this process
+        registered. `log_complete`: nothing that this replica has acknowledged can be missing."""
         self.own_id = own_id
         self._log_epoch = log_epoch
         self._sure = log_complete
@@ -147,9 +148,10 @@ class ControlledRole:
         state = self.state
         if state is None or (state.master_id, state.master_epoch) != (self.own_id, epoch):
             return None
-        return self.learn(
-            state._replace(in_sync=in_sync, in_sync_epoch=in_sync_epoch, taken_over=True), now_ms
+        taken_over = state._replace(
+            in_sync=in_sync, in_sync_epoch=in_sync_epoch, taken_over=True, before=frozenset()
         )
+        return self.learn(taken_over, now_ms)
 
     def caught_up(self) -> None:
         """This replica has the whole log of its master."""
@@ -160,8 +162,8 @@ class ControlledRole:
         self._sure = False
 
     def resign(self) -> None:
-        """Lead no more in this epoch, in which nothing was acknowledged. To lead again, this
-        replica needs another election, as after its start."""
+        """Lead no more in this epoch. To lead again, this replica needs another election, as after
+        its start."""
         self._log_epoch = max(self._log_epoch, self.epoch)
         self.leads = False
 

@@ -80,6 +80,16 @@ def test_a_replica_gets_an_id_and_learns_who_is_the_master() -> None:
     assert json.loads(info.body) == {"syncStateSet": [1], "syncStateSetEpoch": 1}
 
 
+def test_a_replica_that_registers_learns_the_epoch_of_a_master_that_is_dead() -> None:
+    fixture = with_replicas(1)
+    fixture.states.living.clear()
+    registered = fixture.ask(
+        RequestCode.CONTROLLER_REGISTER_BROKER, **NAMES, brokerId="1", brokerAddress="host-1:1"
+    )
+    assert (registered.ext or {})["masterEpoch"] == "1"
+    assert "masterBrokerId" not in (registered.ext or {})
+
+
 def test_an_unknown_broker_set() -> None:
     fixture = ControllerFixture()
     code = fixture.ask(RequestCode.CONTROLLER_GET_REPLICA_INFO, brokerName=NAME).code

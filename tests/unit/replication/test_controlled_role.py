@@ -165,6 +165,16 @@ def test_a_replica_that_is_replaced_before_it_takes_over_follows() -> None:
     assert not one.leads
 
 
+def test_the_set_before_ends_with_the_takeover() -> None:
+    """Its members may lack what is acknowledged from then on."""
+    one = role()
+    elected = news(OWN, 5, OWN, taken_over=False)._replace(before=frozenset({OWN, OTHER}))
+    one.learn(elected, 0)
+    one.agreed(5, frozenset({OWN}), 2, 0)
+    assert one.state is not None
+    assert one.state.before == frozenset()
+
+
 # --- any news
 
 

@@ -139,8 +139,7 @@ class ControlledBroker:
         self._last_epoch = 0
         self._taking_over: TakeOver | None = None
         self._before: tuple[int, frozenset[int]] = 0, frozenset()
-        """The epoch in which this replica took over, and the in-sync set before. Until its services
-        run."""
+        """Until services run: the epoch in which this replica took over, and the set before."""
         self._incomplete = False  # the file INCOMPLETE exists
         self._expired = False
         self._refused_set = ""  # why the last request for another in-sync set was refused
@@ -164,6 +163,10 @@ class ControlledBroker:
 
     async def start(self, *, log_epoch: int) -> None:
         """Send heartbeats and learn of elections; the services run already, as a slave."""
+        # In the epoch of the registration the last process may have asked for sets, even without
+        # its store. It did not with Apache's controllers, which elect no living master.
+        if self._registered is not None and self._controllers.penstock:
+            log_epoch = max(log_epoch, self._registered.master_epoch)
         now_ms = self._clock.monotonic_ms()
         self.role = ControlledRole(
             self.replica_id, log_epoch=log_epoch, log_complete=not self._incomplete, now_ms=now_ms
@@ -273,8 +276,7 @@ class ControlledBroker:
             "invokeTime": str(self._clock.now_ms()),
         }
         response = await self._controllers.call(RequestCode.CONTROLLER_ELECT_MASTER, fields)
-        told = ResponseCode.SUCCESS, ResponseCode.CONTROLLER_MASTER_STILL_EXIST
-        if response.code not in told:
+        if response.code not in (ResponseCode.SUCCESS, ResponseCode.CONTROLLER_MASTER_STILL_EXIST):
             log.info("no master was elected: %s", response.remark)
             return False
         if "masterEpoch" in response.ext:
@@ -365,9 +367,8 @@ class ControlledBroker:
             fields = self._heartbeat(now_ms, penstock=info.penstock)
             if fields is not None:
                 try:
-                    timeout_ms = self._settings.current.replication.heartbeat_timeout_ms
                     response = await peer.call(
-                        RequestCode.BROKER_HEARTBEAT, fields, timeout_ms=timeout_ms
+                        RequestCode.BROKER_HEARTBEAT, fields, timeout_ms=self._lease_ms
                     )
                     self._count(response.code == ResponseCode.SUCCESS)
                     # Of Apache's controllers, only the leader knows of every election.
@@ -393,7 +394,6 @@ class ControlledBroker:
         if silent:
             return None
         self._figures = figures = figures or self._figures  # none while services are restarted
-        replication = self._settings.current.replication
         return {
             **self._membership.names(),
             "brokerAddr": self._address,
@@ -401,8 +401,8 @@ class ControlledBroker:
             "epoch": str(figures.epoch),
             "maxOffset": str(figures.max_offset),
             "confirmOffset": str(figures.confirm_offset),
-            "heartbeatTimeoutMills": str(replication.heartbeat_timeout_ms),
-            "electionPriority": str(replication.election_priority),
+            "heartbeatTimeoutMills": str(self._lease_ms),
+            "electionPriority": str(self._settings.current.replication.election_priority),
             "penstockLogIncomplete": str(not self.role.complete).lower(),
             "penstockTakesOver": "true",
         }
@@ -413,7 +413,7 @@ class ControlledBroker:
 
     def _confirmed(self, sent_ms: int) -> None:
         self.confirmed_ms = max(self.confirmed_ms, sent_ms)
-        # A confirmation that is as old as the lease, after a pause of this process, says nothing.
+        # After a pause of this process a confirmation may be older than the lease.
         if self._expired and not self._copy_at and self.lease_age_ms <= self._lease_ms:
             self._expired = False
             log.warning("the controllers confirm this master again")
@@ -535,12 +535,16 @@ class ControlledBroker:
             self.role.unable = False
 
     async def cannot_serve(self) -> None:
-        """The store can't be opened: another replica has to be the master until it can."""
+        """The services can't be started: another replica has to be the master until they can.
+
+        Services that ran for a moment may have asked for a set that is still agreed to. The next
+        ones do not know its members, so they need another epoch.
+        """
         role = self.role
         if role is None:
             return
         role.unable = True
-        if role.leads and self._before[0] == role.epoch:
+        if role.leads:
             role.resign()
             self._service.resign(self.replica_id)
         await self._have_replaced(role)
@@ -555,14 +559,12 @@ class ControlledBroker:
         every acknowledged message.
 
         In the set of a master that has just taken over there is no other one. If it has resigned
-        before it acknowledged anything, these are still the members of the set before.
+        its services ran, the members of the set before still have every acknowledged message.
         """
         state = role.state
         if state is None or state.master_id != self.replica_id:
             return False
-        others = state.in_sync | state.before
-        if not role.leads and self._before[0] == state.master_epoch:
-            others |= self._before[1]
+        others = state.in_sync | state.before | self._given_back(role, state)
         for replica_id in sorted(others - {self.replica_id}):
             try:
                 elected = await self._include(role, replica_id)
@@ -577,15 +579,21 @@ class ControlledBroker:
                 return True
         return False
 
+    def _given_back(self, role: ControlledRole, state: SetState) -> frozenset[int]:
+        """The members of the set before the present epoch, if nothing was acknowledged in it."""
+        epoch, members = self._before
+        return members if epoch == state.master_epoch and not role.leads else frozenset()
+
     async def _include(self, role: ControlledRole, replica_id: int) -> bool:
         """Have a member of the set before in the in-sync set; returns whether it can be elected."""
         state = role.state
         assert state is not None
         if replica_id in state.in_sync | state.before:
             return True
-        response = await self._ask_for_set(
-            {self.replica_id, replica_id}, state.in_sync_epoch, state.master_epoch
-        )
+        if replica_id not in self._given_back(role, state):
+            return False
+        members = {self.replica_id, replica_id}
+        response = await self._ask_for_set(members, state.in_sync_epoch, state.master_epoch)
         self._agreed(response, state.master_epoch)
         if response.code != ResponseCode.SUCCESS:
             log.info("replica %d can't be elected: %s", replica_id, response.remark)

@@ -157,6 +157,14 @@ class ControlledServices:
         if isinstance(store.writer.refusal, WriteStopped):
             raise store.writer.refusal
 
+    def serves_assigned(self) -> bool:
+        """Whether the services are those of the master that `assigned` says. They must not start
+        again in the same epoch: they would not know for which sets the last ones have asked."""
+        running, assigned = self._running(), self.assigned
+        if running is None or running.replication.master is None:
+            return False
+        return assigned.role != "slave" and running.replication.epoch == assigned.epoch
+
     def failed(self) -> bool:
         """Whether the store has stopped writing because the disk has failed."""
         running = self._running()

@@ -460,6 +460,8 @@ class BrokerService:
     async def _restart(self) -> None:
         retry_ms = RESTART_MS
         async with self._starting:
+            if self._controlled is not None and self._controlled.serves_assigned():
+                return  # another restart has been faster
             while not self._stopping or self._handing_over:
                 try:
                     if self._controlled is not None and self._controlled.failed():

@@ -253,10 +253,49 @@ def test_a_master_without_a_store_names_a_member_of_the_set_before_its_own_epoch
         assert role.leads
         await contact.cannot_serve()
         assert not role.complete
-        assert role.leads is not service.resigned
-        assert service.resigned is (before_epoch == 2)
+        assert not role.leads
+        assert service.resigned
         assert controllers.asked_sets == ([("2", [1, 2])] if before_epoch == 2 else [])
         assert controllers.elected == (["2"] if before_epoch == 2 else [])
+
+    asyncio.run(body())
+
+
+def test_a_master_whose_services_have_run_needs_another_epoch(tmp_path: Path) -> None:
+    """A request of these services for another set may still be agreed to, and the next services
+    would not wait for its members."""
+
+    async def body() -> None:
+        controllers, service = FakeControllers(), FakeService()
+        contact = _contact(controllers, service, tmp_path)
+        contact.role = role = ControlledRole(1, log_epoch=0, log_complete=True, now_ms=0)
+        contact._before = 2, frozenset({1, 2})
+        elected = SetState(1, OWN_ADDRESS, 2, frozenset({1}), 7)
+        role.learn(elected, 0)
+        contact.serves()
+        await contact.cannot_serve()
+        assert service.resigned
+        assert not role.leads
+        contact.serves()
+        assert role.learn(elected, 0) is None
+        assert role.needs_election
+        assert controllers.asked_sets == []
+
+    asyncio.run(body())
+
+
+def test_a_process_does_not_lead_in_the_epoch_of_its_registration(tmp_path: Path) -> None:
+    """The process before may have asked for another set, although it has stored nothing."""
+
+    async def body() -> None:
+        contact = _contact(FakeControllers(), FakeService(), tmp_path)
+        contact._registered = SetState(None, "", 2)
+        await contact.start(log_epoch=1)
+        assert contact.role is not None
+        assert contact.role.learn(MASTER._replace(master_epoch=2), 0) is None
+        assert contact.role.needs_election
+        assert contact.role.learn(MASTER._replace(master_epoch=3), 0) is not None
+        await contact.close()
 
     asyncio.run(body())
 

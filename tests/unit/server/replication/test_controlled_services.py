@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.replication.assigned_role import AssignedRole
 from penstock.server.replication.controlled_services import ControlledServices, RunningServices
 from penstock.store.disk import Disk
 from penstock.store.recovery.truncation import Truncation, read_truncation, request_truncation
@@ -61,6 +62,20 @@ def services_with(store: MessageStore) -> ControlledServices:
     none: Any = None
     running = RunningServices(broker, none, none)
     return ControlledServices(lambda: running, lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("role", "epoch", "served"),
+    [("sync_master", 5, True), ("sync_master", 6, False), ("slave", 5, False)],
+)
+def test_the_services_of_a_master_start_once_in_an_epoch(
+    role: str, epoch: int, served: bool
+) -> None:
+    none: Any = None
+    replication: Any = SimpleNamespace(master=object(), epoch=5)
+    services = ControlledServices(lambda: RunningServices(none, none, replication), lambda: None)
+    services.assigned = AssignedRole(role=role, epoch=epoch)
+    assert services.serves_assigned() is served
 
 
 def test_the_smallest_truncation_counts(tmp_path: Path) -> None:

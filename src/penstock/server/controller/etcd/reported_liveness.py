@@ -36,8 +36,8 @@ class ReportedLiveness:
         self._view = view
         self._clock = clock
         self._interruptions = 0
-        self._isolated_ms = clock.monotonic_ms() - GRACE_MS
-        """When this controller was isolated last."""
+        self._isolated_ms = clock.monotonic_ms()
+        """When this controller was isolated last, or was started."""
         self._local = LocalLiveness(clock, reports)
         self.deaths: asyncio.Queue[Death] = self._local.deaths
 

@@ -142,6 +142,24 @@ def test_a_watch_that_goes_on_after_the_lease_was_not_renewed_kills_nobody() -> 
     run(main)
 
 
+def test_a_report_that_expires_soon_after_the_start_kills_nobody() -> None:
+    """etcd may just have come back, and the other controller may not have renewed its lease yet."""
+
+    async def main() -> None:
+        f = Fixture()
+        f.report()
+        await f.elapse(1_000)
+        f.report_expires()
+        await f.elapse(TICK_MS)
+        assert not f.deaths()
+        assert not f.liveness.is_dead(FIRST)
+        for task in f.tasks:
+            task.cancel()
+        await f.liveness.close()
+
+    asyncio.run(main())
+
+
 def test_a_report_that_expires_before_an_outage_of_etcd_is_noticed_kills_nobody() -> None:
     """The lease of the other controller ends first, because it was renewed first."""
 
