@@ -17,6 +17,7 @@ from benchmarks import (
     many_topics,
     metrics_scrape,
     neighbour,
+    pop_path,
     pull_path,
     read_gather,
     replication,
@@ -29,6 +30,7 @@ from benchmarks import (
 ALL = {
     "send": send_path.main,
     "pull": pull_path.main,
+    "pop": pop_path.main,
     "gather": read_gather.main,
     "filters": filters.main,
     "latency": append_latency.main,
