@@ -40,6 +40,8 @@ COMPILED = (
     "broker/flow_counters",
     "broker/consumers/consumer_targets",
     "broker/consumers/offset_commits",
+    "broker/pop/checkpoints",
+    "broker/pop/revive_writer",
     "broker/pull/pull_targets",
     "broker/pull/pull_handler",
     "transport/pending_calls",

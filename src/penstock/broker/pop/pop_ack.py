@@ -123,7 +123,7 @@ class PopAcks:
     ) -> None:
         checkpoint = self._revive_log.checkpoints.get(key)
         if checkpoint is not None:
-            before = self._revive_log.checkpoints.in_flight[key[:3]]
+            before = self._revive_log.checkpoints.in_flight_in(checkpoint.queue)
             count = self._revive_log.ack(checkpoint, offsets, now_ms)
             self._context.stats.acked(key.group, key.topic, count)
             limit = self._context.settings.current.broker.pop_in_flight_max

@@ -292,7 +292,7 @@ class Pop:
         if offset == high or self._is_blocked(request, key, now_ms):
             return None
         config = self._context.settings.current.broker
-        over_limit = self.revive_log.checkpoints.in_flight[key] > config.pop_in_flight_max
+        over_limit = self.revive_log.checkpoints.in_flight_in(key) > config.pop_in_flight_max
         if result.count >= request.count_max or (config.pop_in_flight_limited and over_limit):
             result.rest += max(high - offset, 0)
             return None
