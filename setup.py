@@ -42,6 +42,7 @@ COMPILED = (
     "broker/consumers/offset_commits",
     "broker/pop/checkpoints",
     "broker/pop/revive_writer",
+    "broker/pop/pop_ack_handler",
     "broker/pull/pull_targets",
     "broker/pull/pull_handler",
     "transport/pending_calls",

@@ -19,6 +19,8 @@ cdef class PopCheckpoint:
     cpdef long long end_offset(self) except -1
     @cython.locals(distance="long long", bit="long long", index=int)
     cpdef long long bit_of(self, long long offset) except -1
+    @cython.locals(bit="long long")
+    cpdef object bits_of(self, object distances)
     cpdef int in_flight_count(self) except -1
 
 @cython.locals(count=int)

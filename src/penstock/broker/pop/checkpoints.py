@@ -104,6 +104,16 @@ class PopCheckpoint:
             index += 1
         return 0
 
+    def bits_of(self, distances: int) -> int:
+        """The bits of messages by their distances from the start offset: bit k for distance k."""
+        if self._distances is None:
+            bit = 1
+            return distances & ((bit << self.count) - 1)
+        bits = 0
+        for index, distance in enumerate(self._distances):
+            bits |= (distances >> distance & 1) << index
+        return bits
+
     def open_offsets(self) -> list[int]:
         """Queue offsets of the messages that are in flight."""
         return [

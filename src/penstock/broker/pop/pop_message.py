@@ -58,7 +58,7 @@ from penstock.rpc.answers import (
     TickAt,
 )
 from penstock.rpc.command import Command
-from penstock.rpc.router import Handler, Row
+from penstock.rpc.router import Row
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.wire.codes import (
     POP_ORDER_REVIVE_QUEUE,
@@ -104,18 +104,13 @@ class Pop:
     def rows(self) -> list[Row]:
         return [
             Row(RequestCode.POP_MESSAGE, self.pop),
-            *(Row(row.code, self._with_time(row.handler)) for row in self._acks.rows()),
+            *self._acks.rows(self._set_time),
             *self._notification.rows(),
         ]
 
-    def _with_time(self, handler: Handler) -> Handler:
-        """A handler that sets the time for the pops that it wakes."""
-
-        def handle(command: Command) -> Answer:
-            self._now_ms = command.now_ms
-            return handler(command)
-
-        return handle
+    def _set_time(self, now_ms: int) -> None:
+        """The time of a request, for the pops that it wakes."""
+        self._now_ms = now_ms
 
     # --- time and state
 
