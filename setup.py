@@ -43,6 +43,8 @@ COMPILED = (
     "broker/pop/checkpoints",
     "broker/pop/revive_writer",
     "broker/pop/pop_ack_handler",
+    "broker/pop/pop_targets",
+    "broker/pop/pop_handler",
     "broker/pull/pull_targets",
     "broker/pull/pull_handler",
     "transport/pending_calls",

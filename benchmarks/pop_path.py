@@ -41,9 +41,7 @@ GOALS = {
 }
 
 
-def _encode(
-    code: int, ext: dict[str, str], body: bytes = b"", *, encoding: int = BINARY
-) -> bytes:
+def _encode(code: int, ext: dict[str, str], body: bytes = b"", *, encoding: int = BINARY) -> bytes:
     """A request. A binary header has 16 bits for the code, and Java's clients cut off the rest."""
     if encoding == BINARY:
         code = int.from_bytes((code & 0xFFFF).to_bytes(2, "big"), "big", signed=True)

@@ -230,9 +230,7 @@ class PopAcks:
             return self._reply(command, Reply(ext=fields))
         key = CheckpointKey(topic, group, queue_id, receipt.start_offset, receipt.pop_ms)
         revive_queue_id, visible_ms = receipt.revive_queue_id, receipt.visible_ms
-        pop_ms = self.renew(
-            key, revive_queue_id, visible_ms, offset, invisible_ms, command.now_ms
-        )
+        pop_ms = self.renew(key, revive_queue_id, visible_ms, offset, invisible_ms, command.now_ms)
         fields = _response_fields(pop_ms, invisible_ms, receipt.revive_queue_id)
         return self._reply(command, Reply(ext=fields))
 

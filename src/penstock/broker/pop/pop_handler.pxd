@@ -1,0 +1,101 @@
+cimport cython
+from penstock.broker.pop.checkpoints cimport PopCheckpoint, PopCheckpoints
+from penstock.broker.pop.pop_targets cimport PopTarget, PopTargets, PopTopic
+from penstock.store.consumequeue.consumequeue cimport ConsumeQueue
+from penstock.store.get cimport Reader
+from penstock.store.put cimport StoreWriter
+from penstock.wire cimport layout, octets
+from penstock.wire.frame cimport Request
+from penstock.wire.output cimport Output
+
+cdef int _FOUND
+cdef int _MESSAGES_MAX
+cdef long long _INVISIBLE_MS_MAX
+cdef int _MODE_MIN
+cdef int _SPARSE
+cdef int _LATE_MS
+cdef int _SUCCESS
+cdef int _ONEWAY
+cdef long long _INT_MAX
+cdef long long _NO_LIMIT
+cdef int _NORMAL
+cdef int _NUMBER_BYTES
+cdef int _BLANK
+cdef int _COMMA
+cdef int _SEMICOLON
+
+cdef class FoundBatch:
+    cdef int queue_id
+    cdef long long start_offset
+    cdef long long next_offset
+    cdef int count
+    cdef Py_ssize_t at
+    cdef Py_ssize_t length
+    cdef int first
+    cdef long long log_offset
+    cdef long long stored_ms
+    cdef bint given
+
+cdef class PopHandler:
+    cdef object _context
+    cdef object _pop
+    cdef object _queues
+    cdef object _polling
+    cdef object _queues_in_read
+    cdef object _revive_log
+    cdef object _store
+    cdef StoreWriter _writer
+    cdef PopTargets _targets
+    cdef PopCheckpoints _checkpoints
+    cdef object _live
+    cdef object _settings
+    cdef long long _batches_max
+    cdef long long _bytes_max
+    cdef long long _in_flight_max
+    cdef int _count_max
+    cdef long long _invisible_ms
+    cdef bint _from_first
+    cdef list _batches
+    cdef int _batch_count
+    cdef Output _bodies
+    cdef long long[::1] _offsets
+    cdef int _count
+    cdef long long _rest
+    cdef int _revive_queue_id
+    cdef Output _text
+
+    @cython.locals(target=PopTarget, pop_ms="long long")
+    cpdef object handle(self, Request request, Output output, long long client, long long now_ms)
+    cdef PopTarget _usual_target(self, Request request, long long now_ms)
+    @cython.locals(wait=int, born=int, count=int, invisible=int, mode=int, born_ms="long long",
+                   count_max="long long", init_mode="long long")
+    cdef bint _read_numbers(self, Request request, long long now_ms) except -1
+    @cython.locals(first="long long", retries_first=bint)
+    cdef bint _search(self, PopTarget target) except -1
+    @cython.locals(number=int)
+    cdef bint _search_retries(self, PopTarget target) except -1
+    @cython.locals(made=dict, queue_id=int, count=int)
+    cdef bint _search_topic(self, PopTopic topic, PopTarget target, long long first) except -1
+    @cython.locals(high="long long", space="long long", reader=Reader, bodies=Output,
+                   at="Py_ssize_t", status=int, total="long long", batch=FoundBatch)
+    cdef bint _look_at(self, PopTopic topic, ConsumeQueue queue, long long offset) except -1
+    @cython.locals(in_flight="long long")
+    cdef bint _is_over_limit(self, PopTopic topic, ConsumeQueue queue) except -1
+    @cython.locals(view="unsigned char[::1]", at="Py_ssize_t", end="Py_ssize_t", sys_flag=int,
+                   size=int, log_offset="long long")
+    cdef bint _read_records(self, FoundBatch batch) except -1
+    @cython.locals(given=int, number=int, batch=FoundBatch, checkpoint=PopCheckpoint,
+                   pop_ms="long long", behind_ms="long long")
+    cdef long long _deliver(self, PopTarget target, long long now_ms) except -1
+    @cython.locals(number=int, batch=FoundBatch)
+    cdef long long _unused_pop_ms(self, PopTarget target, long long now_ms) except -1
+    @cython.locals(first="long long", index=int)
+    cdef object _offsets_of(self, FoundBatch batch)
+    @cython.locals(total="Py_ssize_t", text=Output, number=int, index=int, batch=FoundBatch,
+                   starts="Py_ssize_t")
+    cdef int _write(self, Output output, int encoding, int opaque, long long pop_ms) except -1
+    cdef int _put_queue(self, FoundBatch batch, bint separated) except -1
+    @cython.locals(text=Output)
+    cdef int _put_byte(self, int byte) except -1
+    @cython.locals(text=Output)
+    cdef int _put_number(self, long long number) except -1

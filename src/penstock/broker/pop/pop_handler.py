@@ -1,0 +1,432 @@
+"""POP_MESSAGE in the connection's buffer: the usual ones.
+
+A usual pop has a target (`pop_targets`) and gets messages of the requested topic that are in
+memory. For it no Python object is made per message. Nothing is changed before it is clear that a
+pop is a usual one; whatever is not, `Pop` answers from its beginning.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+from penstock.broker.pop.checkpoints import CheckpointKey, PopCheckpoint, PopCheckpoints
+from penstock.broker.pop.ordered_pop import GroupQueue
+from penstock.broker.pop.pop_queues import SPARSE
+from penstock.broker.pop.pop_request import INVISIBLE_MS_MAX, MESSAGES_MAX, MODE_MIN
+from penstock.broker.pop.pop_targets import PopTarget, PopTargets, PopTopic
+from penstock.errors import HeaderError, PenstockError
+from penstock.rpc.answers import Answer, Reply
+from penstock.rpc.command import Command
+from penstock.store import get
+from penstock.store.consumequeue.consumequeue import ConsumeQueue
+from penstock.store.put import StoreWriter
+from penstock.wire import layout, octets
+from penstock.wire.frame import Request
+from penstock.wire.output import Output
+from penstock.wire.receipt_handle import RetryKind
+
+if TYPE_CHECKING:
+    from penstock.broker.context import BrokerContext
+    from penstock.broker.pop.pop_message import Pop
+    from penstock.broker.pop.pop_polling import PopPolling
+    from penstock.broker.pop.pop_queues import PopQueues
+    from penstock.broker.pop.revive_log import ReviveLog
+    from penstock.config import LiveSettings, Settings
+    from penstock.store.store import MessageStore
+
+_FOUND = get.FOUND
+_MESSAGES_MAX = MESSAGES_MAX
+_INVISIBLE_MS_MAX = INVISIBLE_MS_MAX
+_MODE_MIN = MODE_MIN
+_SPARSE = SPARSE
+_LATE_MS = 500
+_SUCCESS = 0
+_ONEWAY = 2
+_INT_MAX = 0x7FFFFFFF
+_NO_LIMIT = 1 << 62
+_NORMAL = int(RetryKind.NORMAL)
+_NUMBER_BYTES = 20
+_BLANK, _COMMA, _SEMICOLON = 32, 44, 59
+
+
+class FoundBatch:
+    """Messages of one queue, for the pop that is served; used again by the next one."""
+
+    def __init__(self) -> None:
+        self.queue_id: int = 0
+        self.start_offset: int = 0
+        self.next_offset: int = 0
+        self.count: int = 0
+        # Where the records are in the bodies.
+        self.at: int = 0
+        self.length: int = 0
+        # Where their queue offsets begin among those of the pop.
+        self.first: int = 0
+        # The lowest log offset of the records, and the store time of the first.
+        self.log_offset: int = 0
+        self.stored_ms: int = 0
+        # Whether its checkpoint is written, so that it is delivered.
+        self.given: bool = False
+
+
+class PopHandler:
+    """Handles POP_MESSAGE."""
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        pop: Pop,
+        queues: PopQueues,
+        polling: PopPolling,
+        queues_in_read: set[GroupQueue],
+    ) -> None:
+        """`pop` answers unusual requests."""
+        self._context: BrokerContext = context
+        self._pop: Pop = pop
+        self._queues: PopQueues = queues
+        self._polling: PopPolling = polling
+        self._queues_in_read: set[GroupQueue] = queues_in_read
+        self._revive_log: ReviveLog = pop.revive_log
+        self._checkpoints: PopCheckpoints = pop.revive_log.checkpoints
+        self._store: MessageStore = context.store
+        self._writer: StoreWriter = context.store.writer
+        self._targets: PopTargets = PopTargets(context, polling)
+        # Limits of the settings that they were read from.
+        self._live: LiveSettings = context.settings
+        self._settings: Settings | None = None
+        self._batches_max: int = 0
+        self._bytes_max: int = 0
+        self._in_flight_max: int = 0
+        # The numbers of the current request, valid until the next one.
+        self._count_max: int = 0
+        self._invisible_ms: int = 0
+        self._from_first: bool = True
+        # What it has found: messages by queue, their records, and their queue offsets.
+        self._batches: list[FoundBatch] = [FoundBatch() for _ in range(MESSAGES_MAX)]
+        self._batch_count: int = 0
+        self._bodies: Output = Output()
+        self._offsets: memoryview = memoryview(array("q", bytes(8 * MESSAGES_MAX)))
+        self._count: int = 0
+        # Messages that it leaves in the queues.
+        self._rest: int = 0
+        # The queue of the revive log for its checkpoints.
+        self._revive_queue_id: int = 0
+        # Fields of the response.
+        self._text: Output = Output(1024)
+
+    def handle(self, request: Request, output: Output, client: int, now_ms: int) -> Answer:
+        """Write the messages into the output, or return another answer."""
+        target = self._usual_target(request, now_ms)
+        if target is None or not self._search(target):
+            return self._resolve(request, client, now_ms)
+        self._queues.count()
+        self._pop.set_time(now_ms)
+        pop_ms = self._deliver(target, self._pop.now())
+        self._write(output, request.encoding, request.opaque, pop_ms)
+        if self._rest > 0:
+            self._polling.wake(target.topic, target.group, target.queue_id)
+        return None
+
+    def _resolve(self, request: Request, client: int, now_ms: int) -> Answer:
+        """Let `Pop` answer, and keep the target if it accepts."""
+        command = Command(
+            request.code,
+            request.ext(),
+            client=client,
+            now_ms=now_ms,
+            flag=request.flag,
+            encoding=request.encoding,
+        )
+        accepted = self._pop.read(command)
+        if isinstance(accepted, Reply):
+            return accepted
+        self._targets.keep(request, accepted)
+        return self._pop.serve(accepted)
+
+    # --- the request
+
+    def _usual_target(self, request: Request, now_ms: int) -> PopTarget | None:
+        """The target of a usual request."""
+        if request.flag & _ONEWAY != 0:
+            return None
+        try:
+            target = self._targets.find(request)
+            if target is not None and self._read_numbers(request, now_ms):
+                return target
+        except HeaderError:  # something is not a number
+            pass
+        return None
+
+    def _read_numbers(self, request: Request, now_ms: int) -> bool:
+        """Read the numbers of a pop; False if one is missing or out of range, or it is late."""
+        if self._settings is not self._live.current:
+            self._read_settings(self._live.current)
+        wait = request.find(b"pollTime")
+        born = request.find(b"bornTime")
+        count = request.find(b"maxMsgNums")
+        invisible = request.find(b"invisibleTime")
+        mode = request.find(b"initMode")
+        if wait < 0 or count < 0 or invisible < 0 or mode < 0:
+            return False
+        born_ms = 0
+        if born >= 0 and request.value_length(born) > 0:
+            born_ms = request.number(born)
+        if born_ms < 0 or request.number(wait) < 0:
+            return False
+        if born_ms != 0 and now_ms - born_ms - request.number(wait) > _LATE_MS:
+            return False
+        count_max = request.number(count)
+        if not -_INT_MAX <= count_max <= _MESSAGES_MAX:
+            return False
+        self._count_max = max(count_max, 1)
+        self._invisible_ms = request.number(invisible)
+        init_mode = request.number(mode)
+        if not -_INT_MAX <= init_mode <= _INT_MAX:
+            return False
+        self._from_first = init_mode == _MODE_MIN
+        return 0 <= self._invisible_ms <= _INVISIBLE_MS_MAX and not request.truth(
+            request.find(b"order")
+        )
+
+    def _read_settings(self, settings: Settings) -> None:
+        broker = settings.broker
+        self._settings = settings
+        self._batches_max = broker.pop_batches_max
+        self._bytes_max = broker.pull_bytes_max
+        self._in_flight_max = (
+            broker.pop_in_flight_max if broker.pop_in_flight_limited else _NO_LIMIT
+        )
+
+    # --- the search
+
+    def _search(self, target: PopTarget) -> bool:
+        """Read messages, without changing anything; False if the pop is not a usual one."""
+        offsets = self._context.offsets
+        if (
+            offsets.has_resets()
+            or self._queues_in_read
+            or len(self._checkpoints) >= self._batches_max
+        ):
+            return False
+        self._batch_count = 0
+        self._count = 0
+        self._rest = 0
+        self._bodies.length = 0
+        self._store.reader.set_tag_hashes(target.tag_hashes)
+        first, retries_first = self._queues.next_turn()
+        if retries_first and not self._search_retries(target):
+            return False
+        if not self._search_topic(target.topics[0], target, first):
+            return False
+        if not retries_first and not self._search_retries(target):
+            return False
+        return self._batch_count > 0
+
+    def _search_retries(self, target: PopTarget) -> bool:
+        """Search the retry topics: usually nothing has to be read from them."""
+        for number in range(1, len(target.topics)):
+            if not self._search_topic(target.topics[number], target, 0):
+                return False
+        return True
+
+    def _search_topic(self, topic: PopTopic, target: PopTarget, first: int) -> bool:
+        """Search the queues of a topic, beginning with the `first` one."""
+        made = self._store.queues.topics.get(topic.name_bytes)
+        committed = self._context.offsets.queues(target.group, topic.name)
+        if made is None:
+            return topic.retry  # else the target is not current
+        if topic.retry or target.queue_id < 0:
+            if self._from_first and not topic.retry and len(made) * _SPARSE < topic.queues:
+                return False
+            queue_id = first % topic.queues if topic.queues > 0 else 0
+            count = topic.queues
+        else:
+            queue_id = target.queue_id
+            count = 1
+        while count > 0:
+            queue = made.get(queue_id)
+            offset = committed.get(queue_id)
+            if offset is None:
+                # A group without an offset begins somewhere, unless there is no queue yet.
+                if queue is not None or not (topic.retry or self._from_first):
+                    return False
+            elif queue is not None and not self._look_at(topic, queue, offset):
+                return False
+            queue_id += 1
+            if queue_id >= topic.queues:
+                queue_id = 0
+            count -= 1
+        return True
+
+    def _look_at(self, topic: PopTopic, queue: ConsumeQueue, offset: int) -> bool:
+        """Read messages of a queue, if there are any; False if the pop is not a usual one."""
+        high = queue.visible_max(self._writer.confirm_offset)
+        if offset == high:
+            return True
+        space = self._bytes_max - self._bodies.length
+        if self._count >= self._count_max or space <= 0 or self._is_over_limit(topic, queue):
+            self._rest += max(high - offset, 0)
+            return True
+        if topic.retry:  # its messages are rewritten
+            return False
+        reader = self._store.reader
+        bodies = self._bodies
+        at = bodies.length
+        status = reader.find(
+            queue, offset, self._count_max - self._count, space, self._writer.confirm_offset
+        )
+        if status != _FOUND:
+            return False
+        total = reader.total
+        if not reader.copy_to(bodies) or reader.total != total:
+            return False
+        batch = self._batches[self._batch_count]
+        batch.queue_id = queue.queue_id
+        batch.start_offset = offset
+        batch.next_offset = reader.next_offset
+        batch.at = at
+        batch.length = bodies.length - at
+        batch.count = reader.count
+        self._rest += max(reader.max_offset - reader.next_offset, 0)
+        self._batch_count += 1
+        return self._read_records(batch)
+
+    def _is_over_limit(self, topic: PopTopic, queue: ConsumeQueue) -> bool:
+        if self._in_flight_max == _NO_LIMIT:
+            return False
+        in_flight = self._checkpoints.in_flight_in(topic.keys[queue.queue_id])
+        return in_flight > self._in_flight_max
+
+    def _read_records(self, batch: FoundBatch) -> bool:
+        """Read the offsets of a queue's messages; False if a record is damaged."""
+        view = self._bodies.view
+        at = batch.at
+        end = at + batch.length
+        sys_flag = octets.get_i32(view, at + layout.SYS_FLAG_AT)
+        batch.stored_ms = octets.get_i64(view, at + layout.store_ms_at(sys_flag))
+        batch.log_offset = octets.get_i64(view, at + layout.PHYSICAL_OFFSET_AT)
+        batch.first = self._count
+        for _ in range(batch.count):
+            size = octets.get_i32(view, at + layout.SIZE_AT)
+            if size < layout.FIXED_BYTES or size > end - at:
+                return False
+            self._offsets[self._count] = octets.get_i64(view, at + layout.QUEUE_OFFSET_AT)
+            log_offset = octets.get_i64(view, at + layout.PHYSICAL_OFFSET_AT)
+            batch.log_offset = min(batch.log_offset, log_offset)
+            self._count += 1
+            at += size
+        return at == end
+
+    # --- the response
+
+    def _deliver(self, target: PopTarget, now_ms: int) -> int:
+        """Create the checkpoints and count the messages; returns the pop time.
+
+        Raises the error of the store if no checkpoint can be written.
+        """
+        self._revive_queue_id = self._revive_log.next_queue()
+        pop_ms = self._unused_pop_ms(target, now_ms)
+        stats = self._context.stats
+        given = 0
+        for number in range(self._batch_count):
+            batch = self._batches[number]
+            batch.given = False
+            key = CheckpointKey(
+                target.topic, target.group, batch.queue_id, batch.start_offset, pop_ms
+            )
+            checkpoint = PopCheckpoint(
+                key, self._invisible_ms, self._offsets_of(batch), self._revive_queue_id
+            )
+            checkpoint.log_offset = batch.log_offset
+            try:
+                self._revive_log.add_checkpoint(checkpoint, now_ms, batch.next_offset)
+            except PenstockError:
+                if given == 0:
+                    raise
+                self._rest += batch.count
+                continue
+            batch.given = True
+            given += 1
+        for number in range(self._batch_count):
+            batch = self._batches[number]
+            if batch.given:
+                behind_ms = max(now_ms - batch.stored_ms, 0)
+                stats.got(target.group, target.topic, batch.count, batch.length, behind_ms)
+                stats.popped(target.group, target.topic)
+        return pop_ms
+
+    def _unused_pop_ms(self, target: PopTarget, now_ms: int) -> int:
+        """A pop time that no open checkpoint with the same queue and start offset has."""
+        number = 0
+        while number < self._batch_count:
+            batch = self._batches[number]
+            key = (target.topic, target.group, batch.queue_id, batch.start_offset, now_ms)
+            if self._checkpoints.get(key) is None:
+                number += 1
+            else:
+                now_ms += 1
+                number = 0
+        return now_ms
+
+    def _offsets_of(self, batch: FoundBatch) -> range | list[int]:
+        """The queue offsets of a queue's messages."""
+        first = self._offsets[batch.first]
+        if self._offsets[batch.first + batch.count - 1] == first + batch.count - 1:
+            return range(first, first + batch.count)
+        return [self._offsets[batch.first + index] for index in range(batch.count)]
+
+    def _write(self, output: Output, encoding: int, opaque: int, pop_ms: int) -> None:
+        """Write the response."""
+        total = 0
+        text = self._text
+        text.length = 0
+        for number in range(self._batch_count):
+            batch = self._batches[number]
+            if batch.given:
+                total += batch.length
+                self._put_queue(batch, text.length > 0)
+                self._put_number(batch.start_offset)
+        starts = text.length
+        for number in range(self._batch_count):
+            batch = self._batches[number]
+            if batch.given:
+                self._put_queue(batch, text.length > starts)
+                for index in range(batch.count):
+                    if index > 0:
+                        self._put_byte(_COMMA)
+                    self._put_number(self._offsets[batch.first + index])
+        output.begin(encoding, _SUCCESS, opaque, b"FOUND")
+        output.field_number(b"popTime", pop_ms)
+        output.field_number(b"invisibleTime", self._invisible_ms)
+        output.field_number(b"reviveQid", self._revive_queue_id)
+        output.field_number(b"restNum", self._rest)
+        output.field_span(b"startOffsetInfo", text.view, 0, starts)
+        output.field_span(b"msgOffsetInfo", text.view, starts, text.length - starts)
+        output.end(total)
+        output.reserve(total)
+        for number in range(self._batch_count):
+            batch = self._batches[number]
+            if batch.given:
+                octets.copy(output.view, output.length, self._bodies.view, batch.at, batch.length)
+                output.length += batch.length
+
+    def _put_queue(self, batch: FoundBatch, separated: bool) -> None:
+        """Begin the item of a queue: the kind of its topic, and its id."""
+        if separated:
+            self._put_byte(_SEMICOLON)
+        self._put_number(_NORMAL)
+        self._put_byte(_BLANK)
+        self._put_number(batch.queue_id)
+        self._put_byte(_BLANK)
+
+    def _put_byte(self, byte: int) -> None:
+        text = self._text
+        text.reserve(1)
+        text.view[text.length] = byte
+        text.length += 1
+
+    def _put_number(self, number: int) -> None:
+        text = self._text
+        text.reserve(_NUMBER_BYTES)
+        text.length += octets.put_decimal(text.view, text.length, number)
