@@ -1,8 +1,8 @@
 """Serves the requests of one read: frames in, handlers, one output. No asyncio, no sockets.
 
 Sends, pulls, commits of offsets, pops and acks are handled in the connection's buffer. All others
-are copied into a Command for the service's router. Answers that are not a response yet are left in `deferred`
-for the answer executor.
+are copied into a Command for the service's router. Answers that are not a response yet are left in
+`deferred` for the answer executor.
 """
 
 import logging

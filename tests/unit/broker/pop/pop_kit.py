@@ -114,7 +114,8 @@ class PopClient:
             found.append(Popped(message, receipt))
         return found
 
-    def _named(self, receipt: Receipt) -> dict[str, str]:
+    def named(self, receipt: Receipt) -> dict[str, str]:
+        """The fields of requests for a message."""
         return {
             "consumerGroup": self.group,
             "topic": retry_topic(self.topic, self.group, receipt.kind),
@@ -124,7 +125,7 @@ class PopClient:
         }
 
     def ack(self, popped: Popped) -> Reply:
-        return self.env.ask(RequestCode.ACK_MESSAGE, self._named(popped.receipt))
+        return self.env.ask(RequestCode.ACK_MESSAGE, self.named(popped.receipt))
 
     def ack_all(self, popped: list[Popped]) -> None:
         for one in popped:
@@ -170,7 +171,7 @@ class PopClient:
         return popped._replace(receipt=receipt)
 
     def ask_change(self, popped: Popped, invisible_ms: int) -> Reply:
-        ext = {**self._named(popped.receipt), "invisibleTime": str(invisible_ms)}
+        ext = {**self.named(popped.receipt), "invisibleTime": str(invisible_ms)}
         return self.env.ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext)
 
     def notify(self, wait_ms: int = 0, **ext: Any) -> Answer:
