@@ -12,8 +12,8 @@ from typing import NoReturn
 
 from penstock.broker.context import BrokerContext
 from penstock.broker.pop.checkpoints import CHECKPOINT_MESSAGES_MAX, CheckpointKey, PopCheckpoint
+from penstock.broker.pop.in_place.pop_ack_handler import AckHandler, InvisibleTimeHandler
 from penstock.broker.pop.ordered_pop import NOT_IN_FLIGHT, GroupQueue, OrderedPops
-from penstock.broker.pop.pop_ack_handler import AckHandler, InvisibleTimeHandler
 from penstock.broker.pop.pop_polling import PopPolling
 from penstock.broker.pop.pop_request import check_invisible_ms
 from penstock.broker.pop.revive_log import ReviveLog

@@ -6,14 +6,13 @@ delivered again through the retry topic.
 
 | Module | Responsibility |
 |---|---|
-| `pop_handler`, `pop_targets` | the usual pops, in the connection's buffer |
+| `in_place` | the usual pops, acks and changes, in the connection's buffer |
 | `pop_request` | reads and checks requests |
 | `pop_queues` | chooses the queues to read, by round robin or priority |
 | `pop_reader` | reads the messages of a queue |
 | `pop_result` | the search of a pop, its result and the fields of its response |
 | `checkpoints` | messages in flight |
 | `revive_log`, `revive_writer` | the same in the log, to survive a restart |
-| `pop_ack_handler` | the usual acks and changes of the invisible time, also in that buffer |
 | `pop_ack` | acks and changes of the invisible time |
 | `revive` | delivers messages again that were not acknowledged in time |
 | `ordered_pop` | ordered POP: one open pop per queue and group |
@@ -31,9 +30,9 @@ from typing import Final
 from penstock.broker.context import BrokerContext
 from penstock.broker.long_polling import WaitQueue
 from penstock.broker.pop.checkpoints import CheckpointKey, PopCheckpoint
+from penstock.broker.pop.in_place.pop_handler import PopHandler
 from penstock.broker.pop.ordered_pop import GroupQueue, OrderedPops
 from penstock.broker.pop.pop_ack import PopAcks
-from penstock.broker.pop.pop_handler import PopHandler
 from penstock.broker.pop.pop_metrics import add_pop_metrics
 from penstock.broker.pop.pop_notification import PopNotification
 from penstock.broker.pop.pop_polling import QUEUES_PER_STEP, PopPolling

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.pop.pop_ack_handler import ReceiptReader
+from penstock.broker.pop.in_place.pop_ack_handler import ReceiptReader
 from penstock.errors import HeaderError
 from penstock.wire.codes import RequestCode
 from penstock.wire.output import encode

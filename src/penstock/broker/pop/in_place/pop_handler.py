@@ -11,10 +11,10 @@ from array import array
 from typing import TYPE_CHECKING
 
 from penstock.broker.pop.checkpoints import CheckpointKey, PopCheckpoint, PopCheckpoints
+from penstock.broker.pop.in_place.pop_targets import PopTargets, PopTopic, ResolvedPop
 from penstock.broker.pop.ordered_pop import GroupQueue
 from penstock.broker.pop.pop_queues import SPARSE
 from penstock.broker.pop.pop_request import INVISIBLE_MS_MAX, MESSAGES_MAX, MODE_MIN
-from penstock.broker.pop.pop_targets import PopTarget, PopTargets, PopTopic
 from penstock.errors import HeaderError, PenstockError
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
@@ -146,7 +146,7 @@ class PopHandler:
 
     # --- the request
 
-    def _usual_target(self, request: Request, now_ms: int) -> PopTarget | None:
+    def _usual_target(self, request: Request, now_ms: int) -> ResolvedPop | None:
         """The target of a usual request."""
         if request.flag & _ONEWAY != 0:
             return None
@@ -200,7 +200,7 @@ class PopHandler:
 
     # --- the search
 
-    def _search(self, target: PopTarget) -> bool:
+    def _search(self, target: ResolvedPop) -> bool:
         """Read messages, without changing anything; False if the pop is not a usual one."""
         offsets = self._context.offsets
         if (
@@ -223,14 +223,14 @@ class PopHandler:
             return False
         return self._batch_count > 0
 
-    def _search_retries(self, target: PopTarget) -> bool:
+    def _search_retries(self, target: ResolvedPop) -> bool:
         """Search the retry topics: usually nothing has to be read from them."""
         for number in range(1, len(target.topics)):
             if not self._search_topic(target.topics[number], target, 0):
                 return False
         return True
 
-    def _search_topic(self, topic: PopTopic, target: PopTarget, first: int) -> bool:
+    def _search_topic(self, topic: PopTopic, target: ResolvedPop, first: int) -> bool:
         """Search the queues of a topic, beginning with the `first` one."""
         made = self._store.queues.topics.get(topic.name_bytes)
         committed = self._context.offsets.queues(target.group, topic.name)
@@ -320,7 +320,7 @@ class PopHandler:
 
     # --- the response
 
-    def _deliver(self, target: PopTarget, now_ms: int) -> int:
+    def _deliver(self, target: ResolvedPop, now_ms: int) -> int:
         """Create the checkpoints and count the messages; returns the pop time.
 
         Raises the error of the store if no checkpoint can be written.
@@ -356,7 +356,7 @@ class PopHandler:
                 stats.popped(target.group, target.topic)
         return pop_ms
 
-    def _unused_pop_ms(self, target: PopTarget, now_ms: int) -> int:
+    def _unused_pop_ms(self, target: ResolvedPop, now_ms: int) -> int:
         """A pop time that no open checkpoint with the same queue and start offset has."""
         number = 0
         while number < self._batch_count:

@@ -14,7 +14,7 @@ cdef class PopTopic:
     cdef readonly int queues
     cdef readonly list keys
 
-cdef class PopTarget(ConsumerTarget):
+cdef class ResolvedPop(ConsumerTarget):
     cdef readonly list topics
     cdef readonly object tag_hashes
     cdef public object settings
@@ -30,9 +30,9 @@ cdef class PopTargets:
     cdef TargetTable _table
     cdef TargetKey _key
 
-    @cython.locals(target=PopTarget)
-    cpdef PopTarget find(self, Request request)
+    @cython.locals(target=ResolvedPop)
+    cpdef ResolvedPop find(self, Request request)
     @cython.locals(topic=PopTopic)
-    cdef bint _is_current(self, PopTarget target) except -1
+    cdef bint _is_current(self, ResolvedPop target) except -1
     @cython.locals(kind=int, length=int, at=int)
     cdef bint _read_key(self, Request request) except -1

@@ -1,6 +1,6 @@
 cimport cython
 from penstock.broker.pop.checkpoints cimport PopCheckpoint, PopCheckpoints
-from penstock.broker.pop.pop_targets cimport PopTarget, PopTargets, PopTopic
+from penstock.broker.pop.in_place.pop_targets cimport ResolvedPop, PopTargets, PopTopic
 from penstock.store.consumequeue.consumequeue cimport ConsumeQueue
 from penstock.store.get cimport Reader
 from penstock.store.put cimport StoreWriter
@@ -64,18 +64,18 @@ cdef class PopHandler:
     cdef int _revive_queue_id
     cdef Output _text
 
-    @cython.locals(target=PopTarget, pop_ms="long long")
+    @cython.locals(target=ResolvedPop, pop_ms="long long")
     cpdef object handle(self, Request request, Output output, long long client, long long now_ms)
-    cdef PopTarget _usual_target(self, Request request, long long now_ms)
+    cdef ResolvedPop _usual_target(self, Request request, long long now_ms)
     @cython.locals(wait=int, born=int, count=int, invisible=int, mode=int, born_ms="long long",
                    count_max="long long", init_mode="long long")
     cdef bint _read_numbers(self, Request request, long long now_ms) except -1
     @cython.locals(first="long long", retries_first=bint)
-    cdef bint _search(self, PopTarget target) except -1
+    cdef bint _search(self, ResolvedPop target) except -1
     @cython.locals(number=int)
-    cdef bint _search_retries(self, PopTarget target) except -1
+    cdef bint _search_retries(self, ResolvedPop target) except -1
     @cython.locals(made=dict, queue_id=int, count=int)
-    cdef bint _search_topic(self, PopTopic topic, PopTarget target, long long first) except -1
+    cdef bint _search_topic(self, PopTopic topic, ResolvedPop target, long long first) except -1
     @cython.locals(high="long long", space="long long", reader=Reader, bodies=Output,
                    at="Py_ssize_t", status=int, total="long long", batch=FoundBatch)
     cdef bint _look_at(self, PopTopic topic, ConsumeQueue queue, long long offset) except -1
@@ -86,9 +86,9 @@ cdef class PopHandler:
     cdef bint _read_records(self, FoundBatch batch) except -1
     @cython.locals(given=int, number=int, batch=FoundBatch, checkpoint=PopCheckpoint,
                    pop_ms="long long", behind_ms="long long")
-    cdef long long _deliver(self, PopTarget target, long long now_ms) except -1
+    cdef long long _deliver(self, ResolvedPop target, long long now_ms) except -1
     @cython.locals(number=int, batch=FoundBatch)
-    cdef long long _unused_pop_ms(self, PopTarget target, long long now_ms) except -1
+    cdef long long _unused_pop_ms(self, ResolvedPop target, long long now_ms) except -1
     @cython.locals(first="long long", index=int)
     cdef object _offsets_of(self, FoundBatch batch)
     @cython.locals(total="Py_ssize_t", text=Output, number=int, index=int, batch=FoundBatch,

@@ -52,7 +52,7 @@ class PopTopic:
         ]
 
 
-class PopTarget(ConsumerTarget):
+class ResolvedPop(ConsumerTarget):
     """What a group pops."""
 
     def __init__(
@@ -87,17 +87,17 @@ class PopTargets:
         # The key of the current request.
         self._key: TargetKey = TargetKey()
 
-    def find(self, request: Request) -> PopTarget | None:
+    def find(self, request: Request) -> ResolvedPop | None:
         """The target of a pop; None if it has to be resolved.
 
         Raises a HeaderError if the queue id is not a number.
         """
         if not self._read_key(request):
             return None
-        target: PopTarget | None = self._table.find(self._key)
+        target: ResolvedPop | None = self._table.find(self._key)
         return target if target is not None and self._is_current(target) else None
 
-    def _is_current(self, target: PopTarget) -> bool:
+    def _is_current(self, target: ResolvedPop) -> bool:
         """Whether nothing has changed that decides what may be popped."""
         if (
             target.settings is not self._settings.current
@@ -131,7 +131,7 @@ class PopTargets:
             return
         # With too many tags the broker does not filter; clients check the tags too.
         hashes = pop.wanted.tag_hashes if len(pop.wanted.tag_hashes) <= TAG_HASHES_MAX else ()
-        target = PopTarget(self._key, made[0], topics, array("q", hashes))
+        target = ResolvedPop(self._key, made[0], topics, array("q", hashes))
         target.settings = self._settings.current
         target.group_config = group
         self._table.put(self._key, target)
