@@ -162,11 +162,27 @@ class PopBench(Bench):
         """POPs that get some messages of each queue."""
         frame, took = self.pop(MESSAGES, BINARY), 0.0
         for _ in range(POPS):
-            end = POPS * MESSAGES
+            end = self.store.max_offset(TOPIC, 0)
             self.begin([end - MESSAGES // QUEUES] + [0] * (QUEUES - 1))
             took += self.timed(loop, [frame])
             assert len(self.checkpoints) == QUEUES
         return took / POPS
+
+    def wake_ups(self, loop: RequestLoop) -> float:
+        """Pops that wait, each woken by one message."""
+        end = self.store.max_offset(TOPIC, 0)
+        self.begin([end] + [MESSAGES // QUEUES] * (QUEUES - 1))
+        pop, send, took = self.pop(MESSAGES, BINARY), self.sends([0], TOPIC), 0.0
+        for _ in range(POPS):
+            self.serve(loop, pop)
+            assert len(self.broker.context.long_polling) == 1
+            self.serve(loop, send)
+            began = time.thread_time()
+            self.store.notify()
+            self.server.run_calls()
+            took += time.thread_time() - began
+            assert len(self.broker.context.long_polling) == 0
+        return took / POPS * 1e6
 
     def acks(self, loop: RequestLoop, encoding: int) -> float:
         return self.timed(
@@ -191,6 +207,7 @@ def measure(bench: PopBench, loop: RequestLoop, round_number: int) -> dict[str, 
     us["POP of 1, binary"] = bench.pops(loop, 1)
     changes = [bench.change(one, one.key.start_offset) for one in bench.checkpoints]
     us["change of the invisible time"] = bench.timed(loop, changes)
+    us["wake-up"] = bench.wake_ups(loop)
     us["POP of 32, from 8 queues"] = bench.pops_of_all_queues(loop)
     version = NOW_MS + 1_000 * round_number
     changed = [bench.heartbeat(version + number) for number in range(POPS)]

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.errors import DiskFull
+from penstock.errors import DiskFull, NoPermission
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
 from penstock.wire.bodies.client_bodies import TopicConfig
@@ -169,10 +169,68 @@ def test_a_pop_without_a_checkpoint_delivers_nothing(env: Fixture, client: PopCl
     assert client.bodies(maxMsgNums=1)
 
 
-def test_a_waiting_pop_gets_what_another_one_has_left(env: Fixture, client: PopClient) -> None:
+@pytest.fixture
+def searches(env: Fixture, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Has an item for each search by the rules."""
+    made: list[int] = []
+    search = env.broker.pop._search
+
+    def count(*given: Any) -> Answer:
+        made.append(1)
+        return search(*given)
+
+    monkeypatch.setattr(env.broker.pop, "_search", count)
+    return made
+
+
+@pytest.fixture
+def waiting(env: Fixture, client: PopClient) -> PopClient:
+    """A client that has consumed everything, and has a pop that waits."""
     while popped := client.pop():
         client.ack_all(popped)
     client.suspend(maxMsgNums=1)
-    client.suspend(maxMsgNums=1)
+    return client
+
+
+def test_a_waiting_pop_gets_what_another_one_has_left(
+    env: Fixture, waiting: PopClient, searches: list[int]
+) -> None:
+    waiting.suspend(maxMsgNums=1)
+    searches.clear()
     env.many(env.send_frame(body=b"x") + env.send_frame(body=b"y"))
     assert [bodies(reply) for reply in env.woken] == [[b"x"], [b"y"]]
+    assert not searches, "the usual wake-ups"
+    assert len(env.context.long_polling) == 0
+
+
+def test_a_woken_pop_that_finds_nothing_waits_until_its_deadline(
+    env: Fixture, waiting: PopClient, searches: list[int]
+) -> None:
+    searches.clear()
+    env.broker.pop._polling.wake("T", "G", -1)
+    assert searches == [1]
+    env.send(body=b"x")
+    assert [bodies(reply) for reply in env.woken] == [[b"x"]]
+    assert searches == [1], "the second wake-up is a usual one"
+    waiting.suspend(1_000)
+    env.tick(1_000)
+    assert [code(reply) for reply in env.woken] == [0, ResponseCode.POLLING_TIMEOUT]
+
+
+def test_a_woken_pop_that_is_no_longer_allowed_is_refused(env: Fixture, waiting: PopClient) -> None:
+    put_topic(env, perm=2)
+    with pytest.raises(NoPermission):
+        env.broker.pop._polling.wake("T", "G", -1)
+    assert env.woken == []
+
+
+def test_a_woken_pop_has_the_settings_of_now(env: Fixture, waiting: PopClient) -> None:
+    broker = msgspec.structs.replace(env.live.current.broker, pop_in_flight_max=1)
+    limited = msgspec.structs.replace(broker, pop_in_flight_limited=True)
+    env.live.current = msgspec.structs.replace(env.live.current, broker=limited)
+    env.send(body=b"x")
+    assert len(env.woken) == 1
+    env.send(body=b"y")
+    assert waiting.bodies(maxMsgNums=1) == [b"y"]
+    env.send(body=b"z")
+    assert waiting.pop() == [], "two messages of the queue are in flight"

@@ -87,6 +87,7 @@ def test_a_client_with_a_wrong_clock_does_not_wait_longer(
 
 
 def test_one_message_wakes_one_of_many(env: BrokerFixture, client: PopClient) -> None:
+    serve_by_rules(env)
     tried = []
     attempt = env.broker.pop._try_pop
 

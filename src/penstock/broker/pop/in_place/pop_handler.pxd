@@ -8,6 +8,8 @@ from penstock.wire cimport layout, octets
 from penstock.wire.frame cimport Request
 from penstock.wire.output cimport Output
 
+cdef int _UNUSUAL
+cdef int _WRITTEN
 cdef int _FOUND
 cdef int _MESSAGES_MAX
 cdef long long _INVISIBLE_MS_MAX
@@ -35,6 +37,17 @@ cdef class FoundBatch:
     cdef long long log_offset
     cdef long long stored_ms
     cdef bint given
+
+cdef class SuspendedPop:
+    cdef readonly PopHandler handler
+    cdef readonly ResolvedPop target
+    cdef readonly int count_max
+    cdef readonly long long invisible_ms
+    cdef readonly bint from_first
+    cdef readonly object retry
+
+    cpdef object wrap(self, object answer)
+    cpdef int write(self, Output output, int encoding, int opaque) except -1
 
 cdef class PopHandler:
     cdef object _context
@@ -64,8 +77,13 @@ cdef class PopHandler:
     cdef int _revive_queue_id
     cdef Output _text
 
-    @cython.locals(target=ResolvedPop, pop_ms="long long")
+    @cython.locals(target=ResolvedPop, suspended=SuspendedPop)
     cpdef object handle(self, Request request, Output output, long long client, long long now_ms)
+    @cython.locals(target=ResolvedPop)
+    cpdef int write_woken(self, SuspendedPop suspended, Output output, int encoding,
+                          int opaque) except -1
+    @cython.locals(pop_ms="long long")
+    cdef int _answer(self, ResolvedPop target, Output output, int encoding, int opaque) except -1
     cdef ResolvedPop _usual_target(self, Request request, long long now_ms)
     @cython.locals(wait=int, born=int, count=int, invisible=int, mode=int, born_ms="long long",
                    count_max="long long", init_mode="long long")

@@ -8,6 +8,7 @@ pop is a usual one; whatever is not, `Pop` answers from its beginning.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.broker.pop.checkpoints import CheckpointKey, PopCheckpoint, PopCheckpoints
@@ -15,8 +16,9 @@ from penstock.broker.pop.in_place.pop_targets import PopTargets, PopTopic, Resol
 from penstock.broker.pop.ordered_pop import GroupQueue
 from penstock.broker.pop.pop_queues import SPARSE
 from penstock.broker.pop.pop_request import INVISIBLE_MS_MAX, MESSAGES_MAX, MODE_MIN
+from penstock.broker.pull.pull_handler import UNUSUAL, WRITTEN
 from penstock.errors import HeaderError, PenstockError
-from penstock.rpc.answers import Answer, Reply
+from penstock.rpc.answers import Answer, Reply, Suspend
 from penstock.rpc.command import Command
 from penstock.store import get
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.config import LiveSettings, Settings
     from penstock.store.store import MessageStore
 
+_UNUSUAL, _WRITTEN = UNUSUAL, WRITTEN
 _FOUND = get.FOUND
 _MESSAGES_MAX = MESSAGES_MAX
 _INVISIBLE_MS_MAX = INVISIBLE_MS_MAX
@@ -68,6 +71,42 @@ class FoundBatch:
         self.stored_ms: int = 0
         # Whether its checkpoint is written, so that it is delivered.
         self.given: bool = False
+
+
+class SuspendedPop:
+    """A usual pop that waits for messages: the `retry` of a Suspend."""
+
+    def __init__(
+        self,
+        handler: PopHandler,
+        target: ResolvedPop,
+        count_max: int,
+        invisible_ms: int,
+        from_first: bool,
+    ) -> None:
+        self.handler: PopHandler = handler
+        self.target: ResolvedPop = target
+        self.count_max: int = count_max
+        self.invisible_ms: int = invisible_ms
+        self.from_first: bool = from_first
+        # The retry of the rules; set by `wrap`.
+        self.retry: Callable[[bool], Answer] | None = None
+
+    def wrap(self, answer: Answer) -> Answer:
+        """An answer of the rules to this pop: if it waits, it is retried here."""
+        if not isinstance(answer, Suspend):
+            return answer
+        self.retry = answer.retry
+        return Suspend(answer.queue, answer.deadline_ms, self, answer.notifications)
+
+    def __call__(self, last: bool) -> Answer:
+        """The answer to the pop now, as `Suspend` describes it."""
+        assert self.retry is not None
+        return self.wrap(self.retry(last))
+
+    def write(self, output: Output, encoding: int, opaque: int) -> int:
+        """Write the response if there are messages now. UNUSUAL: nothing is decided, call it."""
+        return self.handler.write_woken(self, output, encoding, opaque)
 
 
 class PopHandler:
@@ -118,15 +157,42 @@ class PopHandler:
     def handle(self, request: Request, output: Output, client: int, now_ms: int) -> Answer:
         """Write the messages into the output, or return another answer."""
         target = self._usual_target(request, now_ms)
-        if target is None or not self._search(target):
+        if target is None:
             return self._resolve(request, client, now_ms)
-        self._queues.count()
+        if not self._search(target):
+            # The rules may wake other pops, so the numbers are taken out before.
+            suspended = SuspendedPop(
+                self, target, self._count_max, self._invisible_ms, self._from_first
+            )
+            return suspended.wrap(self._resolve(request, client, now_ms))
         self._pop.set_time(now_ms)
-        pop_ms = self._deliver(target, self._pop.now())
-        self._write(output, request.encoding, request.opaque, pop_ms)
-        if self._rest > 0:
-            self._polling.wake(target.topic, target.group, target.queue_id)
+        self._answer(target, output, request.encoding, request.opaque)
         return None
+
+    def write_woken(
+        self, suspended: SuspendedPop, output: Output, encoding: int, opaque: int
+    ) -> int:
+        """`SuspendedPop.write`."""
+        target = suspended.target
+        if not self._targets.is_current(target):
+            return _UNUSUAL
+        if self._settings is not self._live.current:
+            self._read_settings(self._live.current)
+        self._count_max = suspended.count_max
+        self._invisible_ms = suspended.invisible_ms
+        self._from_first = suspended.from_first
+        if not self._search(target):
+            return _UNUSUAL
+        self._answer(target, output, encoding, opaque)
+        return _WRITTEN
+
+    def _answer(self, target: ResolvedPop, output: Output, encoding: int, opaque: int) -> None:
+        """Deliver what the search has found."""
+        self._queues.count()
+        pop_ms = self._deliver(target, self._pop.now())
+        self._write(output, encoding, opaque, pop_ms)
+        if self._rest > 0:  # last, because other pops use the same fields
+            self._polling.wake(target.topic, target.group, target.queue_id)
 
     def _resolve(self, request: Request, client: int, now_ms: int) -> Answer:
         """Let `Pop` answer, and keep the target if it accepts."""

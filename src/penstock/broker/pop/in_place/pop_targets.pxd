@@ -33,6 +33,6 @@ cdef class PopTargets:
     @cython.locals(target=ResolvedPop)
     cpdef ResolvedPop find(self, Request request)
     @cython.locals(topic=PopTopic)
-    cdef bint _is_current(self, ResolvedPop target) except -1
+    cpdef bint is_current(self, ResolvedPop target) except -1
     @cython.locals(kind=int, length=int, at=int)
     cdef bint _read_key(self, Request request) except -1

@@ -95,9 +95,9 @@ class PopTargets:
         if not self._read_key(request):
             return None
         target: ResolvedPop | None = self._table.find(self._key)
-        return target if target is not None and self._is_current(target) else None
+        return target if target is not None and self.is_current(target) else None
 
-    def _is_current(self, target: ResolvedPop) -> bool:
+    def is_current(self, target: ResolvedPop) -> bool:
         """Whether nothing has changed that decides what may be popped."""
         if (
             target.settings is not self._settings.current
