@@ -332,9 +332,13 @@ class AnswerExecutor:
         outcome = self._woken.write(pending, suspended)
         if outcome == WRITTEN:
             self._server.responded(pending, ResponseCode.SUCCESS)
-            self._woken_messages = pull.handler.woken_messages
-            if not self._collecting:
-                self._woken.flush()
+            if isinstance(suspended, SuspendedPull):
+                self._woken_messages = suspended.handler.woken_messages
+                if not self._collecting:
+                    self._woken.flush()
+            elif not self._collecting:  # arrivals wake pops at once: there may be more of them
+                self._collecting = True
+                self._server.soon(self._flush_woken)
         elif outcome == WAITS:
             assert self._long_polling is not None
             assert isinstance(suspended, SuspendedPull)
@@ -356,14 +360,18 @@ class AnswerExecutor:
             self._server.soon(self._wake_together, work)
 
     def _wake_together(self, work: Callable[[], None]) -> None:
-        """Wake requests; the responses to pulls are sent together."""
+        """Wake requests; their responses are sent together."""
         self._collecting = True
         try:
             work()
         finally:
-            self._collecting = False
-            self._woken.flush()
+            self._flush_woken()
         self._server.after_work()
+
+    def _flush_woken(self) -> None:
+        """Send the responses to woken requests."""
+        self._collecting = False
+        self._woken.flush()
 
     # --- effects
 
