@@ -96,9 +96,9 @@ cdef class PopHandler:
     cdef bint _search_topic(self, PopTopic topic, ResolvedPop target, long long first) except -1
     @cython.locals(high="long long", space="long long", reader=Reader, bodies=Output,
                    at="Py_ssize_t", status=int, total="long long", batch=FoundBatch)
-    cdef bint _look_at(self, PopTopic topic, ConsumeQueue queue, long long offset) except -1
-    @cython.locals(in_flight="long long")
-    cdef bint _is_over_limit(self, PopTopic topic, ConsumeQueue queue) except -1
+    cdef bint _look_at(self, PopTopic topic, ResolvedPop target, ConsumeQueue queue,
+                       long long offset) except -1
+    cdef bint _is_over_limit(self, str topic, str group, int queue_id) except -1
     @cython.locals(view="unsigned char[::1]", at="Py_ssize_t", end="Py_ssize_t", sys_flag=int,
                    size=int, log_offset="long long")
     cdef bint _read_records(self, FoundBatch batch) except -1

@@ -317,7 +317,7 @@ class PopHandler:
                 # A group without an offset begins somewhere, unless there is no queue yet.
                 if queue is not None or not (topic.retry or self._from_first):
                     return False
-            elif queue is not None and not self._look_at(topic, queue, offset):
+            elif queue is not None and not self._look_at(topic, target, queue, offset):
                 return False
             queue_id += 1
             if queue_id >= topic.queues:
@@ -325,13 +325,19 @@ class PopHandler:
             count -= 1
         return True
 
-    def _look_at(self, topic: PopTopic, queue: ConsumeQueue, offset: int) -> bool:
+    def _look_at(
+        self, topic: PopTopic, target: ResolvedPop, queue: ConsumeQueue, offset: int
+    ) -> bool:
         """Read messages of a queue, if there are any; False if the pop is not a usual one."""
         high = queue.visible_max(self._writer.confirm_offset)
         if offset == high:
             return True
         space = self._bytes_max - self._bodies.length
-        if self._count >= self._count_max or space <= 0 or self._is_over_limit(topic, queue):
+        if (
+            self._count >= self._count_max
+            or space <= 0
+            or self._is_over_limit(topic.name, target.group, queue.queue_id)
+        ):
             self._rest += max(high - offset, 0)
             return True
         if topic.retry:  # its messages are rewritten
@@ -358,11 +364,11 @@ class PopHandler:
         self._batch_count += 1
         return self._read_records(batch)
 
-    def _is_over_limit(self, topic: PopTopic, queue: ConsumeQueue) -> bool:
+    def _is_over_limit(self, topic: str, group: str, queue_id: int) -> bool:
+        """Whether a group has too many messages of a queue in flight."""
         if self._in_flight_max == _NO_LIMIT:
             return False
-        in_flight = self._checkpoints.in_flight_in(topic.keys[queue.queue_id])
-        return in_flight > self._in_flight_max
+        return self._checkpoints.in_flight_in((topic, group, queue_id)) > self._in_flight_max
 
     def _read_records(self, batch: FoundBatch) -> bool:
         """Read the offsets of a queue's messages; False if a record is damaged."""

@@ -12,7 +12,6 @@ cdef class PopTopic:
     cdef readonly bint retry
     cdef readonly object config
     cdef readonly int queues
-    cdef readonly list keys
 
 cdef class ResolvedPop(ConsumerTarget):
     cdef readonly list topics

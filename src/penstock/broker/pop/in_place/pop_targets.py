@@ -39,17 +39,13 @@ _TAG = b"TAG"
 class PopTopic:
     """A topic that a pop reads: the requested one, or a retry topic of the group."""
 
-    def __init__(self, name: str, group: str, config: TopicConfig | None, retry: bool) -> None:
+    def __init__(self, name: str, config: TopicConfig | None, retry: bool) -> None:
         self.name: str = name
         self.name_bytes: bytes = name.encode()
         self.retry: bool = retry
         # What it was resolved from; None if the topic does not exist.
         self.config: TopicConfig | None = config
         self.queues: int = 0 if config is None else config.read_queue_nums
-        # The keys of messages in flight, by queue.
-        self.keys: list[tuple[str, str, int]] = [
-            (name, group, queue_id) for queue_id in range(self.queues)
-        ]
 
 
 class ResolvedPop(ConsumerTarget):
@@ -124,9 +120,7 @@ class PopTargets:
         ):
             return
         names = [pop.topic, *self._polling.retry_topics(pop.topic, pop.group)]
-        topics = [
-            PopTopic(name, pop.group, self._topics.get(name), name != pop.topic) for name in names
-        ]
+        topics = [PopTopic(name, self._topics.get(name), name != pop.topic) for name in names]
         if sum(topic.queues for topic in topics) >= pop_polling.QUEUES_PER_STEP:
             return
         # With too many tags the broker does not filter; clients check the tags too.
