@@ -147,6 +147,20 @@ def test_a_pop_that_is_no_longer_allowed_is_refused(
     assert code(client.ask()) == refused
 
 
+def test_a_master_that_steps_down_refuses_everything(env: Fixture, client: PopClient) -> None:
+    popped = client.pop(maxMsgNums=2)
+    client.ack(popped[0])
+    client.change(popped[1], 1_000)
+    end = env.store.log.end
+    env.broker.role.steps_down = True
+    refusals = [client.ask(), client.ack(popped[1]), client.ask_change(popped[1], 1_000)]
+    assert refusals == [client.ack_batch(popped)] * 3, "which is never handled in place"
+    assert "no longer the master" in (refusals[0].remark or "")
+    assert env.store.log.end == end
+    env.broker.role.steps_down = False
+    assert client.ack(popped[1]).code == 0
+
+
 def test_a_reset_is_applied_by_the_next_pop(env: Fixture, client: PopClient) -> None:
     env.context.offsets.reset("G", "T", {0: 19, 1: 20, 2: 0, 3: 0}, env.now_ms)
     assert client.bodies() == [b"38"]

@@ -35,6 +35,7 @@ cdef class ReceiptRequests:
     cdef object _acks
     cdef object _by_rules
     cdef object _set_time
+    cdef object _role
     cdef object _store
     cdef StoreWriter _writer
     cdef object _topics

@@ -24,6 +24,7 @@ from penstock.wire.output import Output
 if TYPE_CHECKING:
     from penstock.broker.context import BrokerContext
     from penstock.broker.pop.pop_ack import PopAcks
+    from penstock.broker.replicas.replica_role import ReplicaRole
     from penstock.rpc.answers import Answer
     from penstock.store.store import MessageStore
     from penstock.wire.bodies.client_bodies import TopicConfig
@@ -118,6 +119,7 @@ class ReceiptRequests:
         self._acks: PopAcks = acks
         self._by_rules: Callable[[Command], Answer] = by_rules
         self._set_time: Callable[[int], None] = set_time
+        self._role: ReplicaRole = context.role
         self._store: MessageStore = context.store
         self._writer: StoreWriter = context.store.writer
         self._topics: Mapping[str, TopicConfig] = context.topics.table.topics
@@ -131,7 +133,11 @@ class ReceiptRequests:
         self._invisible_ms: int = -1
 
     def _read(self, request: Request) -> bool:
-        """Read a usual request; False if it is not one, and then `_resolve` answers it."""
+        """Read a usual request; False if it is not one, and then `_resolve` answers it.
+
+        Raises NotMaster.
+        """
+        self._role.refuse_if_stepping_down()
         try:
             return self._read_fields(request)
         except HeaderError:  # something is not a number

@@ -51,6 +51,7 @@ cdef class SuspendedPop:
 
 cdef class PopHandler:
     cdef object _context
+    cdef object _role
     cdef object _pop
     cdef object _queues
     cdef object _polling

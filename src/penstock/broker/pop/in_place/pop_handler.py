@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.broker.pop.pop_polling import PopPolling
     from penstock.broker.pop.pop_queues import PopQueues
     from penstock.broker.pop.revive_log import ReviveLog
+    from penstock.broker.replicas.replica_role import ReplicaRole
     from penstock.config import LiveSettings, Settings
     from penstock.store.store import MessageStore
 
@@ -122,6 +123,7 @@ class PopHandler:
     ) -> None:
         """`pop` answers unusual requests."""
         self._context: BrokerContext = context
+        self._role: ReplicaRole = context.role
         self._pop: Pop = pop
         self._queues: PopQueues = queues
         self._polling: PopPolling = polling
@@ -156,6 +158,7 @@ class PopHandler:
 
     def handle(self, request: Request, output: Output, client: int, now_ms: int) -> Answer:
         """Write the messages into the output, or return another answer."""
+        self._role.refuse_if_stepping_down()
         target = self._usual_target(request, now_ms)
         if target is None:
             return self._resolve(request, client, now_ms)
