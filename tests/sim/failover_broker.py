@@ -283,6 +283,7 @@ class Broker(Node):
         if isinstance(action, Lead):
             self.power_lost = self.doubted = False
             self._lead(action)
+            self._check_lease()
         elif isinstance(action, TakeOver):
             if self._is_prepared():
                 self._alter(frozenset([self.role.own_id]), *action, lambda refused: None)
@@ -436,7 +437,7 @@ class Broker(Node):
 
     def _confirmed(self, sent_ms: int) -> None:
         self._confirmed_ms = max(self._confirmed_ms, sent_ms)
-        if self._unconfirmed:
+        if self._unconfirmed and self.world.now_ms - self._confirmed_ms <= HEARTBEAT_TIMEOUT_MS:
             self._unconfirmed = False
             self._apply_confirmation()
 

@@ -203,6 +203,11 @@ class LocalLiveness:
         for key in [key for key in self._dead if key in replicas]:
             del self._dead[key]
 
+    def forget_deaths(self, why: str) -> None:
+        """Replicas that died for this reason may be alive."""
+        for key in [key for key, reason in self._dead.items() if reason == why]:
+            del self._dead[key]
+
     def died(self, key: ReplicaKey, why: str) -> None:
         """A replica is dead; `why` counts if this controller knows no reason of its own."""
         if key not in self._dead:

@@ -311,6 +311,7 @@ class ControlledBroker:
             self.role_changes += 1
         if isinstance(action, Lead):
             self._service.lead(action, self.replica_id)
+            self._check_lease()  # of a slave, nobody has looked at it
         elif isinstance(action, Follow):
             self._service.follow(action, self.replica_id)
         elif isinstance(action, TakeOver) and action != self._taking_over:
@@ -412,7 +413,8 @@ class ControlledBroker:
 
     def _confirmed(self, sent_ms: int) -> None:
         self.confirmed_ms = max(self.confirmed_ms, sent_ms)
-        if self._expired and not self._copy_at:
+        # A confirmation that is as old as the lease, after a pause of this process, says nothing.
+        if self._expired and not self._copy_at and self.lease_age_ms <= self._lease_ms:
             self._expired = False
             log.warning("the controllers confirm this master again")
             self._service.confirmed("")
@@ -424,9 +426,8 @@ class ControlledBroker:
 
     def _check_lease(self) -> None:
         """A master that its controllers may have replaced must not acknowledge messages."""
-        lease_ms = self._settings.current.replication.heartbeat_timeout_ms
-        age_ms = self._clock.monotonic_ms() - self.confirmed_ms
-        if self._expired or age_ms <= lease_ms or self.role is None or not self.role.leads:
+        age_ms = self.lease_age_ms
+        if self._expired or age_ms <= self._lease_ms or self.role is None or not self.role.leads:
             return
         if self._copy_at:  # this broker acknowledges nothing anyway
             return
@@ -434,6 +435,10 @@ class ControlledBroker:
         reason = f"no controller has confirmed a heartbeat for {age_ms} ms"
         log.warning("this master acknowledges no messages: %s", reason)
         self._service.confirmed(reason)
+
+    @property
+    def _lease_ms(self) -> int:
+        return self._settings.current.replication.heartbeat_timeout_ms
 
     @property
     def lease_age_ms(self) -> int:

@@ -196,6 +196,28 @@ def test_a_broker_whose_id_another_one_has_taken_gives_way(tmp_path: Path) -> No
     asyncio.run(body())
 
 
+def test_a_new_master_that_no_controller_has_confirmed_for_long_acknowledges_nothing(
+    tmp_path: Path,
+) -> None:
+    """Not even until its lease is looked at for the first time, or after a late answer."""
+
+    async def body() -> None:
+        clock, service = VirtualClock(), FakeService()
+        contact = _contact(FakeControllers(), service, tmp_path, clock)
+        contact.role = ControlledRole(1, log_epoch=0, log_complete=True, now_ms=0)
+        started_ms = clock.monotonic_ms()
+        await clock.elapse(3_001)
+        contact.learn(MASTER)
+        assert contact.role.leads
+        assert service.reasons == ["no controller has confirmed a heartbeat for 3001 ms"]
+        contact._confirmed(started_ms)  # an answer that has come very late
+        assert service.reasons[1:] == []
+        contact._confirmed(started_ms + 1)
+        assert service.reasons[1:] == [""]
+
+    asyncio.run(body())
+
+
 def test_penstocks_controllers_hear_that_a_log_is_incomplete_for_as_long_as_it_is(
     tmp_path: Path,
 ) -> None:

@@ -7,7 +7,8 @@ from it. Before a decision the reports are read again, so an old view kills nobo
 While the watch is interrupted, reports may expire because controllers can't reach etcd. So a report
 that is gone afterwards says nothing: the controller behaves as after its start. The same holds if
 etcd has not confirmed this controller for longer than its lease. The watch may go on then as if
-nothing had happened, and tell of reports that have expired meanwhile.
+nothing had happened, and tell of reports that have expired meanwhile. It may also have told of them
+shortly before this controller noticed that etcd does not answer: such deaths are forgotten.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class ReportedLiveness:
         if self.isolated():
             self._isolated_ms = self._clock.monotonic_ms()
             self._local.begin_grace()
+            self._local.forget_deaths(NOT_HEARD)
         if self._interruptions != self._view.interruptions:
             self._interruptions = self._view.interruptions
             self._local.begin_grace()

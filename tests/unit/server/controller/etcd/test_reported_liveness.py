@@ -140,3 +140,24 @@ def test_a_watch_that_goes_on_after_the_lease_was_not_renewed_kills_nobody() -> 
         assert f.liveness.is_dead(FIRST)
 
     run(main)
+
+
+def test_a_report_that_expires_before_an_outage_of_etcd_is_noticed_kills_nobody() -> None:
+    """The lease of the other controller ends first, because it was renewed first."""
+
+    async def main(f: Fixture) -> None:
+        f.report()
+        f.etcd.down = True
+        await f.elapse(TTL_S * 1000 - 1_000)
+        assert not f.liveness.isolated()
+        f.report_expires()
+        await f.elapse(TICK_MS)
+        assert f.deaths() == 1
+        await f.elapse(2_000)
+        assert f.liveness.isolated()
+        assert not f.liveness.is_dead(FIRST)
+        f.etcd.down = False
+        await f.elapse(GRACE_MS - TICK_MS)
+        assert not f.liveness.is_dead(FIRST)
+
+    run(main)
