@@ -1,10 +1,10 @@
 cimport cython
 from penstock.broker.pop.checkpoints cimport PopCheckpoint, PopCheckpoints
+from penstock.broker.pop.in_place.found_messages cimport FoundBatch, FoundMessages
 from penstock.broker.pop.in_place.pop_targets cimport ResolvedPop, PopTargets, PopTopic
 from penstock.store.consumequeue.consumequeue cimport ConsumeQueue
 from penstock.store.get cimport Reader
 from penstock.store.put cimport StoreWriter
-from penstock.wire cimport layout, octets
 from penstock.wire.frame cimport Request
 from penstock.wire.output cimport Output
 
@@ -16,27 +16,9 @@ cdef long long _INVISIBLE_MS_MAX
 cdef int _MODE_MIN
 cdef int _SPARSE
 cdef int _LATE_MS
-cdef int _SUCCESS
 cdef int _ONEWAY
 cdef long long _INT_MAX
 cdef long long _NO_LIMIT
-cdef int _NORMAL
-cdef int _NUMBER_BYTES
-cdef int _BLANK
-cdef int _COMMA
-cdef int _SEMICOLON
-
-cdef class FoundBatch:
-    cdef int queue_id
-    cdef long long start_offset
-    cdef long long next_offset
-    cdef int count
-    cdef Py_ssize_t at
-    cdef Py_ssize_t length
-    cdef int first
-    cdef long long log_offset
-    cdef long long stored_ms
-    cdef bint given
 
 cdef class SuspendedPop:
     cdef readonly PopHandler handler
@@ -69,14 +51,9 @@ cdef class PopHandler:
     cdef int _count_max
     cdef long long _invisible_ms
     cdef bint _from_first
-    cdef list _batches
-    cdef int _batch_count
-    cdef Output _bodies
-    cdef long long[::1] _offsets
-    cdef int _count
+    cdef FoundMessages _found
     cdef long long _rest
     cdef int _revive_queue_id
-    cdef Output _text
 
     @cython.locals(target=ResolvedPop, suspended=SuspendedPop)
     cpdef object handle(self, Request request, Output output, long long client, long long now_ms)
@@ -95,26 +72,13 @@ cdef class PopHandler:
     cdef bint _search_retries(self, ResolvedPop target) except -1
     @cython.locals(made=dict, queue_id=int, count=int)
     cdef bint _search_topic(self, PopTopic topic, ResolvedPop target, long long first) except -1
-    @cython.locals(high="long long", space="long long", reader=Reader, bodies=Output,
-                   at="Py_ssize_t", status=int, total="long long", batch=FoundBatch)
+    @cython.locals(high="long long", space="long long", reader=Reader, found=FoundMessages,
+                   count_max=int, status=int)
     cdef bint _look_at(self, PopTopic topic, ResolvedPop target, ConsumeQueue queue,
                        long long offset) except -1
     cdef bint _is_over_limit(self, str topic, str group, int queue_id) except -1
-    @cython.locals(view="unsigned char[::1]", at="Py_ssize_t", end="Py_ssize_t", sys_flag=int,
-                   size=int, log_offset="long long")
-    cdef bint _read_records(self, FoundBatch batch) except -1
     @cython.locals(given=int, number=int, batch=FoundBatch, checkpoint=PopCheckpoint,
                    pop_ms="long long", behind_ms="long long")
     cdef long long _deliver(self, ResolvedPop target, long long now_ms) except -1
     @cython.locals(number=int, batch=FoundBatch)
     cdef long long _unused_pop_ms(self, ResolvedPop target, long long now_ms) except -1
-    @cython.locals(first="long long", index=int)
-    cdef object _offsets_of(self, FoundBatch batch)
-    @cython.locals(total="Py_ssize_t", text=Output, number=int, index=int, batch=FoundBatch,
-                   starts="Py_ssize_t")
-    cdef int _write(self, Output output, int encoding, int opaque, long long pop_ms) except -1
-    cdef int _put_queue(self, FoundBatch batch, bint separated) except -1
-    @cython.locals(text=Output)
-    cdef int _put_byte(self, int byte) except -1
-    @cython.locals(text=Output)
-    cdef int _put_number(self, long long number) except -1

@@ -7,11 +7,11 @@ pop is a usual one; whatever is not, `Pop` answers from its beginning.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.broker.pop.checkpoints import CheckpointKey, PopCheckpoint, PopCheckpoints
+from penstock.broker.pop.in_place.found_messages import FoundMessages
 from penstock.broker.pop.in_place.pop_targets import PopTargets, PopTopic, ResolvedPop
 from penstock.broker.pop.ordered_pop import GroupQueue
 from penstock.broker.pop.pop_queues import SPARSE
@@ -23,10 +23,8 @@ from penstock.rpc.command import Command
 from penstock.store import get
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.put import StoreWriter
-from penstock.wire import layout, octets
 from penstock.wire.frame import Request
 from penstock.wire.output import Output
-from penstock.wire.receipt_handle import RetryKind
 
 if TYPE_CHECKING:
     from penstock.broker.context import BrokerContext
@@ -45,33 +43,9 @@ _INVISIBLE_MS_MAX = INVISIBLE_MS_MAX
 _MODE_MIN = MODE_MIN
 _SPARSE = SPARSE
 _LATE_MS = 500
-_SUCCESS = 0
 _ONEWAY = 2
 _INT_MAX = 0x7FFFFFFF
 _NO_LIMIT = 1 << 62
-_NORMAL = int(RetryKind.NORMAL)
-_NUMBER_BYTES = 20
-_BLANK, _COMMA, _SEMICOLON = 32, 44, 59
-
-
-class FoundBatch:
-    """Messages of one queue, for the pop that is served; used again by the next one."""
-
-    def __init__(self) -> None:
-        self.queue_id: int = 0
-        self.start_offset: int = 0
-        self.next_offset: int = 0
-        self.count: int = 0
-        # Where the records are in the bodies.
-        self.at: int = 0
-        self.length: int = 0
-        # Where their queue offsets begin among those of the pop.
-        self.first: int = 0
-        # The lowest log offset of the records, and the store time of the first.
-        self.log_offset: int = 0
-        self.stored_ms: int = 0
-        # Whether its checkpoint is written, so that it is delivered.
-        self.given: bool = False
 
 
 class SuspendedPop:
@@ -143,18 +117,12 @@ class PopHandler:
         self._count_max: int = 0
         self._invisible_ms: int = 0
         self._from_first: bool = True
-        # What it has found: messages by queue, their records, and their queue offsets.
-        self._batches: list[FoundBatch] = [FoundBatch() for _ in range(MESSAGES_MAX)]
-        self._batch_count: int = 0
-        self._bodies: Output = Output()
-        self._offsets: memoryview = memoryview(array("q", bytes(8 * MESSAGES_MAX)))
-        self._count: int = 0
+        # What it has found.
+        self._found: FoundMessages = FoundMessages()
         # Messages that it leaves in the queues.
         self._rest: int = 0
         # The queue of the revive log for its checkpoints.
         self._revive_queue_id: int = 0
-        # Fields of the response.
-        self._text: Output = Output(1024)
 
     def handle(self, request: Request, output: Output, client: int, now_ms: int) -> Answer:
         """Write the messages into the output, or return another answer."""
@@ -193,7 +161,9 @@ class PopHandler:
         """Deliver what the search has found."""
         self._queues.count()
         pop_ms = self._deliver(target, self._pop.now())
-        self._write(output, encoding, opaque, pop_ms)
+        self._found.write(
+            output, encoding, opaque, pop_ms, self._invisible_ms, self._revive_queue_id, self._rest
+        )
         if self._rest > 0:  # last, because other pops use the same fields
             self._polling.wake(target.topic, target.group, target.queue_id)
 
@@ -278,10 +248,8 @@ class PopHandler:
             or len(self._checkpoints) >= self._batches_max
         ):
             return False
-        self._batch_count = 0
-        self._count = 0
+        self._found.clear()
         self._rest = 0
-        self._bodies.length = 0
         self._store.reader.set_tag_hashes(target.tag_hashes)
         first, retries_first = self._queues.next_turn()
         if retries_first and not self._search_retries(target):
@@ -290,7 +258,7 @@ class PopHandler:
             return False
         if not retries_first and not self._search_retries(target):
             return False
-        return self._batch_count > 0
+        return self._found.batch_count > 0
 
     def _search_retries(self, target: ResolvedPop) -> bool:
         """Search the retry topics: usually nothing has to be read from them."""
@@ -335,9 +303,10 @@ class PopHandler:
         high = queue.visible_max(self._writer.confirm_offset)
         if offset == high:
             return True
-        space = self._bytes_max - self._bodies.length
+        found = self._found
+        space = self._bytes_max - found.size
         if (
-            self._count >= self._count_max
+            found.count >= self._count_max
             or space <= 0
             or self._is_over_limit(topic.name, target.group, queue.queue_id)
         ):
@@ -346,52 +315,18 @@ class PopHandler:
         if topic.retry:  # its messages are rewritten
             return False
         reader = self._store.reader
-        bodies = self._bodies
-        at = bodies.length
-        status = reader.find(
-            queue, offset, self._count_max - self._count, space, self._writer.confirm_offset
-        )
+        count_max = self._count_max - found.count
+        status = reader.find(queue, offset, count_max, space, self._writer.confirm_offset)
         if status != _FOUND:
             return False
-        total = reader.total
-        if not reader.copy_to(bodies) or reader.total != total:
-            return False
-        batch = self._batches[self._batch_count]
-        batch.queue_id = queue.queue_id
-        batch.start_offset = offset
-        batch.next_offset = reader.next_offset
-        batch.at = at
-        batch.length = bodies.length - at
-        batch.count = reader.count
         self._rest += max(reader.max_offset - reader.next_offset, 0)
-        self._batch_count += 1
-        return self._read_records(batch)
+        return found.add(reader, queue.queue_id, offset)
 
     def _is_over_limit(self, topic: str, group: str, queue_id: int) -> bool:
         """Whether a group has too many messages of a queue in flight."""
         if self._in_flight_max == _NO_LIMIT:
             return False
         return self._checkpoints.in_flight_in((topic, group, queue_id)) > self._in_flight_max
-
-    def _read_records(self, batch: FoundBatch) -> bool:
-        """Read the offsets of a queue's messages; False if a record is damaged."""
-        view = self._bodies.view
-        at = batch.at
-        end = at + batch.length
-        sys_flag = octets.get_i32(view, at + layout.SYS_FLAG_AT)
-        batch.stored_ms = octets.get_i64(view, at + layout.store_ms_at(sys_flag))
-        batch.log_offset = octets.get_i64(view, at + layout.PHYSICAL_OFFSET_AT)
-        batch.first = self._count
-        for _ in range(batch.count):
-            size = octets.get_i32(view, at + layout.SIZE_AT)
-            if size < layout.FIXED_BYTES or size > end - at:
-                return False
-            self._offsets[self._count] = octets.get_i64(view, at + layout.QUEUE_OFFSET_AT)
-            log_offset = octets.get_i64(view, at + layout.PHYSICAL_OFFSET_AT)
-            batch.log_offset = min(batch.log_offset, log_offset)
-            self._count += 1
-            at += size
-        return at == end
 
     # --- the response
 
@@ -404,14 +339,14 @@ class PopHandler:
         pop_ms = self._unused_pop_ms(target, now_ms)
         stats = self._context.stats
         given = 0
-        for number in range(self._batch_count):
-            batch = self._batches[number]
+        for number in range(self._found.batch_count):
+            batch = self._found.batches[number]
             batch.given = False
             key = CheckpointKey(
                 target.topic, target.group, batch.queue_id, batch.start_offset, pop_ms
             )
             checkpoint = PopCheckpoint(
-                key, self._invisible_ms, self._offsets_of(batch), self._revive_queue_id
+                key, self._invisible_ms, self._found.offsets_of(batch), self._revive_queue_id
             )
             checkpoint.log_offset = batch.log_offset
             try:
@@ -423,8 +358,8 @@ class PopHandler:
                 continue
             batch.given = True
             given += 1
-        for number in range(self._batch_count):
-            batch = self._batches[number]
+        for number in range(self._found.batch_count):
+            batch = self._found.batches[number]
             if batch.given:
                 behind_ms = max(now_ms - batch.stored_ms, 0)
                 stats.got(target.group, target.topic, batch.count, batch.length, behind_ms)
@@ -434,8 +369,8 @@ class PopHandler:
     def _unused_pop_ms(self, target: ResolvedPop, now_ms: int) -> int:
         """A pop time that no open checkpoint with the same queue and start offset has."""
         number = 0
-        while number < self._batch_count:
-            batch = self._batches[number]
+        while number < self._found.batch_count:
+            batch = self._found.batches[number]
             key = (target.topic, target.group, batch.queue_id, batch.start_offset, now_ms)
             if self._checkpoints.get(key) is None:
                 number += 1
@@ -443,65 +378,3 @@ class PopHandler:
                 now_ms += 1
                 number = 0
         return now_ms
-
-    def _offsets_of(self, batch: FoundBatch) -> range | list[int]:
-        """The queue offsets of a queue's messages."""
-        first = self._offsets[batch.first]
-        if self._offsets[batch.first + batch.count - 1] == first + batch.count - 1:
-            return range(first, first + batch.count)
-        return [self._offsets[batch.first + index] for index in range(batch.count)]
-
-    def _write(self, output: Output, encoding: int, opaque: int, pop_ms: int) -> None:
-        """Write the response."""
-        total = 0
-        text = self._text
-        text.length = 0
-        for number in range(self._batch_count):
-            batch = self._batches[number]
-            if batch.given:
-                total += batch.length
-                self._put_queue(batch, text.length > 0)
-                self._put_number(batch.start_offset)
-        starts = text.length
-        for number in range(self._batch_count):
-            batch = self._batches[number]
-            if batch.given:
-                self._put_queue(batch, text.length > starts)
-                for index in range(batch.count):
-                    if index > 0:
-                        self._put_byte(_COMMA)
-                    self._put_number(self._offsets[batch.first + index])
-        output.begin(encoding, _SUCCESS, opaque, b"FOUND")
-        output.field_number(b"popTime", pop_ms)
-        output.field_number(b"invisibleTime", self._invisible_ms)
-        output.field_number(b"reviveQid", self._revive_queue_id)
-        output.field_number(b"restNum", self._rest)
-        output.field_span(b"startOffsetInfo", text.view, 0, starts)
-        output.field_span(b"msgOffsetInfo", text.view, starts, text.length - starts)
-        output.end(total)
-        output.reserve(total)
-        for number in range(self._batch_count):
-            batch = self._batches[number]
-            if batch.given:
-                octets.copy(output.view, output.length, self._bodies.view, batch.at, batch.length)
-                output.length += batch.length
-
-    def _put_queue(self, batch: FoundBatch, separated: bool) -> None:
-        """Begin the item of a queue: the kind of its topic, and its id."""
-        if separated:
-            self._put_byte(_SEMICOLON)
-        self._put_number(_NORMAL)
-        self._put_byte(_BLANK)
-        self._put_number(batch.queue_id)
-        self._put_byte(_BLANK)
-
-    def _put_byte(self, byte: int) -> None:
-        text = self._text
-        text.reserve(1)
-        text.view[text.length] = byte
-        text.length += 1
-
-    def _put_number(self, number: int) -> None:
-        text = self._text
-        text.reserve(_NUMBER_BYTES)
-        text.length += octets.put_decimal(text.view, text.length, number)
