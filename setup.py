@@ -44,7 +44,7 @@ COMPILED = (
     "broker/pop/revive_writer",
     "broker/pop/in_place/pop_ack_handler",
     "broker/pop/in_place/pop_targets",
-    "broker/pop/in_place/found_messages",
+    "broker/pop/in_place/pop_batches",
     "broker/pop/in_place/pop_handler",
     "broker/pull/pull_targets",
     "broker/pull/pull_handler",

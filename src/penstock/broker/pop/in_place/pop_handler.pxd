@@ -1,6 +1,6 @@
 cimport cython
 from penstock.broker.pop.checkpoints cimport PopCheckpoint, PopCheckpoints
-from penstock.broker.pop.in_place.found_messages cimport FoundBatch, FoundMessages
+from penstock.broker.pop.in_place.pop_batches cimport FoundBatch, PopBatches
 from penstock.broker.pop.in_place.pop_targets cimport ResolvedPop, PopTargets, PopTopic
 from penstock.store.consumequeue.consumequeue cimport ConsumeQueue
 from penstock.store.get cimport Reader
@@ -51,7 +51,7 @@ cdef class PopHandler:
     cdef int _count_max
     cdef long long _invisible_ms
     cdef bint _from_first
-    cdef FoundMessages _found
+    cdef PopBatches _found
     cdef long long _rest
     cdef int _revive_queue_id
 
@@ -72,7 +72,7 @@ cdef class PopHandler:
     cdef bint _search_retries(self, ResolvedPop target) except -1
     @cython.locals(made=dict, queue_id=int, count=int)
     cdef bint _search_topic(self, PopTopic topic, ResolvedPop target, long long first) except -1
-    @cython.locals(high="long long", space="long long", reader=Reader, found=FoundMessages,
+    @cython.locals(high="long long", space="long long", reader=Reader, found=PopBatches,
                    count_max=int, status=int)
     cdef bint _look_at(self, PopTopic topic, ResolvedPop target, ConsumeQueue queue,
                        long long offset) except -1

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.broker.pop.checkpoints import CheckpointKey, PopCheckpoint, PopCheckpoints
-from penstock.broker.pop.in_place.found_messages import FoundMessages
+from penstock.broker.pop.in_place.pop_batches import PopBatches
 from penstock.broker.pop.in_place.pop_targets import PopTargets, PopTopic, ResolvedPop
 from penstock.broker.pop.ordered_pop import GroupQueue
 from penstock.broker.pop.pop_queues import SPARSE
@@ -118,7 +118,7 @@ class PopHandler:
         self._invisible_ms: int = 0
         self._from_first: bool = True
         # What it has found.
-        self._found: FoundMessages = FoundMessages()
+        self._found: PopBatches = PopBatches()
         # Messages that it leaves in the queues.
         self._rest: int = 0
         # The queue of the revive log for its checkpoints.

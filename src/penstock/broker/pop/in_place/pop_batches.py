@@ -39,7 +39,7 @@ class FoundBatch:
         self.given: bool = False
 
 
-class FoundMessages:
+class PopBatches:
     """Messages of the requested topic, for the pop that is served."""
 
     def __init__(self) -> None:

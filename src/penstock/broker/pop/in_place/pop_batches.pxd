@@ -22,7 +22,7 @@ cdef class FoundBatch:
     cdef long long stored_ms
     cdef bint given
 
-cdef class FoundMessages:
+cdef class PopBatches:
     cdef readonly list batches
     cdef readonly int batch_count
     cdef readonly int count
