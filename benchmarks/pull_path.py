@@ -146,10 +146,10 @@ class Bench:
                 pending = PendingResponse(self.server.connection, opaque, encoding, oneway, code)
                 self.executor.execute(pending, answer)
 
-    def sends(self, queue_ids: list[int]) -> bytes:
+    def sends(self, queue_ids: list[int], topic: str = TOPIC) -> bytes:
         text = encode_properties({"UNIQ_KEY": "7F00000100000000000000000000ABCD", "WAIT": "true"})
         ext = {
-            "a": "bench", "b": TOPIC, "c": "TBW102", "d": "4", "f": "0", "g": str(NOW_MS),
+            "a": "bench", "b": topic, "c": "TBW102", "d": "4", "f": "0", "g": str(NOW_MS),
             "h": "0", "i": text.decode(), "j": "0", "k": "false", "m": "false",
         }  # fmt: skip
         return b"".join(

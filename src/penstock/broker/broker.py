@@ -218,8 +218,11 @@ class Broker:
     # --- what the server calls
 
     def handle(self, command: Command) -> Answer:
-        if self.role.steps_down and command.code in MASTER_CHANGES:
-            return refusal(self.role.refusal("this broker is no longer the master"))
+        if command.code in MASTER_CHANGES:
+            try:
+                self.role.refuse_if_stepping_down()
+            except NotMaster as error:
+                return refusal(error)
         return self.router.handle(command)
 
     def connected(self, client: int, peer: str, now_ms: int) -> None:

@@ -106,7 +106,7 @@ class Stats:
         self._count(self.acks, topic, group, count)
 
     def popped(self, group: str, topic: str) -> None:
-        """Count a POP response with messages."""
+        """Count the messages of a queue in a POP response."""
         self._count(self.batches, topic, group, 1)
 
     def forget_group(self, group: str) -> Iterator[None]:

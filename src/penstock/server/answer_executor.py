@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.broker.pop.in_place.pop_handler import SuspendedPop
 from penstock.broker.pull.pull_handler import WAITS, WRITTEN, SuspendedPull
 from penstock.errors import PenstockError, SystemBusy
 from penstock.rpc.answers import (
@@ -318,22 +319,32 @@ class AnswerExecutor:
         if pending.connection.postpone(suspended, last):
             if not last and self._long_polling is not None:
                 self._long_polling.pass_on(suspended)
-        elif last or not isinstance(retry, SuspendedPull) or not self._wake_pull(pending, retry):
+        elif last or not (
+            isinstance(retry, SuspendedPull | SuspendedPop) and self._write_woken(pending, retry)
+        ):
             self._run(pending, lambda: retry(last))
 
-    def _wake_pull(self, pending: PendingResponse, pull: SuspendedPull) -> bool:
-        """Write the response to a pull, or let it wait for later messages; whether that is all."""
-        outcome = self._woken.write(pending, pull)
+    def _write_woken(
+        self, pending: PendingResponse, suspended: SuspendedPull | SuspendedPop
+    ) -> bool:
+        """Write the response to a pull or pop, or let a pull wait for later messages; whether that
+        is all."""
+        outcome = self._woken.write(pending, suspended)
         if outcome == WRITTEN:
             self._server.responded(pending, ResponseCode.SUCCESS)
-            self._woken_messages = pull.handler.woken_messages
-            if not self._collecting:
-                self._woken.flush()
+            if isinstance(suspended, SuspendedPull):
+                self._woken_messages = suspended.handler.woken_messages
+                if not self._collecting:
+                    self._woken.flush()
+            elif not self._collecting:  # arrivals wake pops at once: there may be more of them
+                self._collecting = True
+                self._server.soon(self._flush_woken)
         elif outcome == WAITS:
             assert self._long_polling is not None
-            suspend = Suspend(pull.target.queue, pull.deadline_ms, pull)
+            assert isinstance(suspended, SuspendedPull)
+            suspend = Suspend(suspended.target.queue, suspended.deadline_ms, suspended)
             self._long_polling.add(pending.connection.client, pending, suspend)
-            self._server.tick_at(pull.deadline_ms)
+            self._server.tick_at(suspended.deadline_ms)
         return outcome in (WRITTEN, WAITS)
 
     def _work_soon(self, work: Callable[[], None]) -> None:
@@ -349,14 +360,18 @@ class AnswerExecutor:
             self._server.soon(self._wake_together, work)
 
     def _wake_together(self, work: Callable[[], None]) -> None:
-        """Wake requests; the responses to pulls are sent together."""
+        """Wake requests; their responses are sent together."""
         self._collecting = True
         try:
             work()
         finally:
-            self._collecting = False
-            self._woken.flush()
+            self._flush_woken()
         self._server.after_work()
+
+    def _flush_woken(self) -> None:
+        """Send the responses to woken requests."""
+        self._collecting = False
+        self._woken.flush()
 
     # --- effects
 

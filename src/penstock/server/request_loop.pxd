@@ -10,6 +10,7 @@ cdef int _FAST_CODES
 cdef int _SEND
 cdef int _PULL
 cdef int _COMMIT
+cdef int _BINARY
 cdef int _SUCCESS
 cdef int _RESPONSE
 cdef int _ONEWAY
@@ -30,6 +31,7 @@ cdef class RequestLoop:
     cdef readonly PullHandler pull
     cdef readonly OffsetCommits commits
     cdef const unsigned char[::1] _kinds
+    cdef dict _in_place_cut
     cdef readonly StoreWriter writer
     cdef readonly Request request
     cdef readonly Output output

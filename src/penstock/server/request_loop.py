@@ -1,8 +1,8 @@
 """Serves the requests of one read: frames in, handlers, one output. No asyncio, no sockets.
 
-Sends, pulls and commits of offsets are handled in the connection's buffer. All others are copied
-into a Command for the service's router. Answers that are not a response yet are left in `deferred`
-for the answer executor.
+Sends, pulls, commits of offsets, pops and acks are handled in the connection's buffer. All others
+are copied into a Command for the service's router. Answers that are not a response yet are left in
+`deferred` for the answer executor.
 """
 
 import logging
@@ -20,7 +20,8 @@ from penstock.rpc.command import Command
 from penstock.rpc.router import InPlaceHandler, bug_text
 from penstock.store.disk import disk_failure
 from penstock.store.put import StoreWriter
-from penstock.wire.frame import FRAME_BYTES_MAX, HEADER_BYTES_MAX, Request
+from penstock.wire.codes import CUT_CODES
+from penstock.wire.frame import BINARY, FRAME_BYTES_MAX, HEADER_BYTES_MAX, Request
 from penstock.wire.output import Output, response
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ _RPC_WIDTH = len(RPC_BOUNDS_NS) + 2  # a count for each bound, one above them, a
 _RPC_BUCKETS = len(RPC_BOUNDS_NS)
 _APPEND_BUCKETS = len(APPEND_BOUNDS_NS)
 _CREATIONS_MAX = 4  # topics that the sends of one read may create: each creates files
+_BINARY = BINARY
 _SUCCESS = 0
 _SYSTEM_ERROR = 1
 _RESPONSE = 1
@@ -109,6 +111,10 @@ class RequestLoop:
                 self.commits = handler
                 kinds[code] = _COMMIT
         self._kinds: memoryview = memoryview(bytes(kinds))
+        # Handlers by what binary headers have of their codes.
+        self._in_place_cut: dict[int, InPlaceHandler] = {
+            cut: self.in_place[code] for cut, code in CUT_CODES.items() if code in self.in_place
+        }
         # Where sends are appended; what it appended is published after each read.
         self.writer: StoreWriter | None = self.send.writer if self.send is not None else None
         # The current request. Its fields refer to the bound buffer until the next one is read.
@@ -296,6 +302,8 @@ class RequestLoop:
                     self._respond(refused)
                     return
             handler = self.in_place.get(request.code)
+            if handler is None and request.encoding == _BINARY:
+                handler = self._in_place_cut.get(request.code)
             if handler is None:
                 self._respond(self.service.handle(command or self._command(now_ms)))
             else:

@@ -1,5 +1,6 @@
-"""Responses to woken pulls: collected by connection, and sent in one write for each."""
+"""Responses to woken pulls and pops: collected by connection, and sent in one write for each."""
 
+from penstock.broker.pop.in_place.pop_handler import SuspendedPop
 from penstock.broker.pull.pull_handler import UNUSUAL, SuspendedPull
 from penstock.server.pending_response import PendingResponse, ResponseConnection
 from penstock.wire.output import Output
@@ -17,10 +18,10 @@ class WokenResponses:
         self._outputs: dict[ResponseConnection, Output] = {}
         self._kept: list[Output] = []
 
-    def write(self, pending: PendingResponse, pull: SuspendedPull) -> int:
-        """Write the response to a pull, as `SuspendedPull.write` does; it is sent by `flush`.
+    def write(self, pending: PendingResponse, suspended: SuspendedPull | SuspendedPop) -> int:
+        """Write the response to a request, as its `write` does; it is sent by `flush`.
 
-        After an error the pull is UNUSUAL: whoever then calls it meets the error again.
+        After an error the request is UNUSUAL: whoever then calls it meets the error again.
         """
         connection = pending.connection
         output = self._outputs.get(connection)
@@ -28,9 +29,9 @@ class WokenResponses:
             output = self._outputs[connection] = self._kept.pop() if self._kept else Output()
         before = output.length
         try:
-            outcome = pull.write(output, pending.encoding, pending.opaque)
+            outcome = suspended.write(output, pending.encoding, pending.opaque)
         except Exception:
-            output.length = before
+            output.length = min(output.length, before)  # a pop may have woken others
             return UNUSUAL
         if output.length >= WRITE_BYTES:
             del self._outputs[connection]

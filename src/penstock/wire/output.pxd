@@ -25,7 +25,7 @@ cdef class Output:
     @cython.locals(capacity="Py_ssize_t")
     cdef int _grow(self, Py_ssize_t length) except -1
     @cython.locals(at="Py_ssize_t")
-    cpdef int begin(self, int encoding, int code, int opaque) except -1
+    cpdef int begin(self, int encoding, int code, int opaque, bytes remark=*) except -1
     @cython.locals(at="Py_ssize_t", length=int)
     cpdef int field_number(self, bytes name, long long value) except -1
     @cython.locals(at="Py_ssize_t")

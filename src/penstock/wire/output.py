@@ -67,9 +67,9 @@ class Output:
         self.view = memoryview(data)
         self.capacity = capacity
 
-    def begin(self, encoding: int, code: int, opaque: int) -> None:
-        """Begin a response frame; its named fields follow."""
-        self.reserve(_START_BYTES)
+    def begin(self, encoding: int, code: int, opaque: int, remark: bytes = b"") -> None:
+        """Begin a response frame; its named fields follow. The remark needs no escaping in JSON."""
+        self.reserve(_START_BYTES + len(remark))
         at = self.length
         self._encoding = encoding
         self._frame_at = at
@@ -81,14 +81,18 @@ class Output:
             octets.put_i16(self.view, at + 3, _VERSION)
             octets.put_i32(self.view, at + 5, opaque)
             octets.put_i32(self.view, at + 9, 1)
-            octets.put_i32(self.view, at + 13, 0)
-            self._ext_at = at + 17
-            self.length = at + 21
+            octets.put_i32(self.view, at + 13, len(remark))
+            self._ext_at = at + 17 + octets.put_bytes(self.view, at + 17, remark)
+            self.length = self._ext_at + 4
         else:
             at += octets.put_bytes(self.view, at, b'{"code":')
             at += octets.put_decimal(self.view, at, code)
             at += octets.put_bytes(self.view, at, _JSON_SENDER)
             at += octets.put_decimal(self.view, at, opaque)
+            if len(remark) > 0:
+                at += octets.put_bytes(self.view, at, b',"remark":"')
+                at += octets.put_bytes(self.view, at, remark)
+                at += octets.put_bytes(self.view, at, b'"')
             self.length = at + octets.put_bytes(self.view, at, _JSON_FIELDS)
 
     def field_number(self, name: bytes, value: int) -> None:

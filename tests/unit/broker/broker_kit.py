@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.broker.broker import Broker
 from penstock.broker.long_polling import SuspendedRequest
+from penstock.broker.pop.in_place.pop_handler import SuspendedPop
 from penstock.broker.pull.pull_handler import WAITS, WRITTEN, SuspendedPull
 from penstock.broker.replicas.replica_role import ReplicaRole
 from penstock.config import LiveSettings, Settings
@@ -167,7 +168,9 @@ class BrokerFixture:
 
     def wake(self, suspended: SuspendedRequest, last: bool) -> None:
         retry, opaque = suspended.suspend.retry, suspended.pending_response
-        if not last and isinstance(retry, SuspendedPull):  # as the answer executor does
+        if not last and isinstance(
+            retry, SuspendedPull | SuspendedPop
+        ):  # as the answer executor does
             output = Output()
             outcome = retry.write(output, JSON, opaque)
             if outcome == WRITTEN:
@@ -175,6 +178,7 @@ class BrokerFixture:
                 return
             assert not output.length
             if outcome == WAITS:
+                assert isinstance(retry, SuspendedPull)
                 suspend = Suspend(retry.target.queue, retry.deadline_ms, retry)
                 self.context.long_polling.add(1, opaque, suspend)
                 return

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from penstock.broker.pop.in_place.pop_handler import SuspendedPop
 from penstock.broker.pull.pull_handler import UNUSUAL, WAITS, WRITTEN, SuspendedPull
 from penstock.errors import ReadFailed
 from penstock.rpc.answers import Suspend
@@ -156,7 +157,18 @@ class Fixture:
             "queueOffset": str(offset), "maxMsgNums": "32", "suspendTimeoutMillis": "15000",
             "subscription": "*",
         } | changed  # fmt: skip
-        data = encode(RequestCode.PULL_MESSAGE, ext, opaque=queue_id)
+        return self.ask(encode(RequestCode.PULL_MESSAGE, ext, opaque=queue_id))
+
+    def pop(self, opaque: int) -> Any:
+        """Pop one message from any queue; the answer, if it is one that the executor got."""
+        fields = {
+            "consumerGroup": "G", "topic": "T", "queueId": -1, "maxMsgNums": 1,
+            "invisibleTime": 60_000, "pollTime": 15_000, "bornTime": NOW_MS, "initMode": 0,
+        }  # fmt: skip
+        ext = {name: str(value) for name, value in fields.items()}
+        return self.ask(encode(RequestCode.POP_MESSAGE, ext, opaque=opaque))
+
+    def ask(self, data: bytes) -> Any:
         loop = self.broker.request_loop
         loop.bind(memoryview(bytearray(data)), bytes(8))
         loop.serve(0, len(data), NOW_MS)
@@ -209,6 +221,26 @@ def test_what_arrives_in_one_iteration_is_written_at_once(env: Fixture) -> None:
     assert env.codes() == [(0, 0), (1, 0), (2, 0)]
     assert env.server.codes == [0, 0, 0]
     assert len(env.broker.context.long_polling) == 0
+
+
+def test_pops_that_are_woken_in_one_iteration_are_answered_with_one_write(env: Fixture) -> None:
+    for opaque in range(4, 7):
+        env.pop(opaque)  # a message of each queue
+    for opaque in range(7, 10):
+        answer = env.pop(opaque)
+        assert isinstance(answer, Suspend)
+        assert isinstance(answer.retry, SuspendedPop)
+    for queue_id in (0, 1, 2):
+        env.broker.send(queue_id=queue_id)
+    assert env.connection.written == []
+    env.run_soon()
+    assert len(env.connection.written) == 1
+    assert env.codes() == [(7, 0), (8, 0), (9, 0)]
+    assert len(env.broker.context.long_polling) == 0
+    env.pop(10)
+    env.broker.send()
+    env.run_soon()
+    assert len(env.connection.written) == 2
 
 
 def test_a_pull_that_nothing_has_arrived_for_waits_on(env: Fixture) -> None:

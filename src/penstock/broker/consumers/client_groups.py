@@ -117,6 +117,8 @@ class ConsumerGroup(ClientGroup):
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
     memory: int = 0
     """About how many bytes the subscriptions take."""
+    version: int = 0
+    """Increased whenever a heartbeat changes how the group consumes, or its subscriptions."""
     _listed_ids: tuple[str, ...] = ()
     _list_body: bytes = b""
 
@@ -130,9 +132,12 @@ class ConsumerGroup(ClientGroup):
 
     def describe(self, data: ConsumerData) -> None:
         """Set how the group consumes; clients in some languages omit fields."""
+        before = (self.consume_type, self.message_model, self.consume_from_where)
         self.consume_type = data.consume_type or self.consume_type
         self.message_model = data.message_model or self.message_model
         self.consume_from_where = data.consume_from_where or self.consume_from_where
+        if before != (self.consume_type, self.message_model, self.consume_from_where):
+            self.version += 1
 
     def subscribe(self, subscriptions: Iterable[SubscriptionData]) -> bool:
         """Set newer subscriptions, remove other topics; True if the topics have changed."""
@@ -144,8 +149,10 @@ class ConsumerGroup(ClientGroup):
             old = self.subscriptions.get(topic)
             if old is None or subscription.sub_version > old.sub_version:
                 self.subscriptions[topic] = subscription
+                self.version += 1
                 self.memory += memory_of(subscription) - (0 if old is None else memory_of(old))
         for topic in before - wanted:
+            self.version += 1
             self.memory -= memory_of(self.subscriptions.pop(topic))
         return before != wanted
 

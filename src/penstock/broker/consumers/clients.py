@@ -30,6 +30,7 @@ from penstock.broker.consumers.client_groups import (
     memory_of,
 )
 from penstock.broker.consumers.groups import Groups
+from penstock.broker.consumers.repeated_heartbeats import AppliedHeartbeat
 from penstock.config import LiveSettings
 from penstock.errors import NoPermission, SystemBusy
 from penstock.rpc.answers import ClientId, CloseConnection, EffectQueue, NotifyMembers
@@ -82,6 +83,8 @@ class _Registrations:
     """With the bytes of their names, and of the subscriptions in the last heartbeat."""
     memory: int = 0
     producers: int = 0
+    applied: AppliedHeartbeat | None = None
+    """The last heartbeat that was applied to all its groups."""
 
     def put(self, membership: GroupMembership, memory: int) -> None:
         """Add or refresh a membership."""
@@ -169,6 +172,44 @@ class Clients:
             self._notify(group)
         return changed
 
+    def applied_heartbeat(self, client: ClientId) -> AppliedHeartbeat | None:
+        """The last heartbeat of a connection that was applied to all its groups."""
+        registrations = self._registrations.get(client)
+        return None if registrations is None else registrations.applied
+
+    def keep_applied(self, heartbeat: AppliedHeartbeat) -> None:
+        """Keep the last heartbeat of a connection until its memberships end."""
+        registrations = self._registrations.get(heartbeat.member.client)
+        if registrations is not None:
+            registrations.applied = heartbeat
+
+    def renew(self, heartbeat: AppliedHeartbeat, now_ms: int) -> bool:
+        """Refresh all memberships of a heartbeat; False if applying it again may change anything
+        else, and then nothing is refreshed."""
+        member, client = heartbeat.member, heartbeat.member.client
+        memberships = []
+        for group, version in heartbeat.consumers:
+            if (
+                self._consumers.get(group.name) is not group
+                or group.version != version
+                or group.members.get(client) is not member
+            ):
+                return False
+            memberships.append(GroupMembership(client, True, group.name))
+        for producers in heartbeat.producers:
+            if (
+                self._producers.get(producers.name) is not producers
+                or producers.members.get(client) is not member
+                or self._all_producers.members.get(client) is not member
+            ):
+                return False
+            memberships.append(GroupMembership(client, False, producers.name))
+        member.seen_ms = now_ms
+        for membership in memberships:
+            del self._seen_ms[membership]  # moves to the end
+            self._seen_ms[membership] = now_ms
+        return True
+
     def unregister(self, client: ClientId, producer_group: str, consumer_group: str) -> None:
         """Remove the client from these groups; an empty name means none."""
         for consumes, group in ((False, producer_group), (True, consumer_group)):
@@ -215,6 +256,10 @@ class Clients:
                 f"the client id {client_id} of the group {group} belongs to another user",
                 hint="set another instance name",
             )
+
+    def producer_group(self, group: str) -> ClientGroup | None:
+        """The group, if any of its producers is connected."""
+        return self._producers.get(group)
 
     def producers(self, group: str) -> list[GroupMember]:
         """The connected producers of a group."""

@@ -122,6 +122,10 @@ class ConsumerOffsets:
         if self._settings.current.broker.server_side_reset and offsets:
             self._resets.make(group, topic).update(offsets)
 
+    def has_resets(self) -> bool:
+        """Whether any reset is pending."""
+        return bool(self._resets)
+
     def has_reset(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether a reset of this queue is pending."""
         return queue_id in (self._resets.of(group, topic) or ())

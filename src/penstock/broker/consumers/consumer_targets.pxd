@@ -4,6 +4,7 @@ from penstock.wire cimport octets
 from penstock.wire.fields cimport Fields
 
 cdef int _NO_EXPRESSION
+cdef int _ALL_QUEUES
 cdef int _EXPRESSION_BYTES_MAX
 cdef int _PROBES
 
@@ -18,8 +19,9 @@ cdef class TargetKey:
     cdef readonly int queue_id
     cdef readonly unsigned int hash
 
-    @cython.locals(group=int, topic=int, queue=int, expression=int, queue_id="long long")
-    cpdef bint read(self, Fields fields, bint with_expression) except -1
+    @cython.locals(group=int, topic=int, queue=int, expression=int, queue_id="long long",
+                   lowest=int)
+    cpdef bint read(self, Fields fields, bytes expression_name, bint all_queues=*) except -1
 
 cdef class ConsumerTarget:
     cdef readonly unsigned int hash

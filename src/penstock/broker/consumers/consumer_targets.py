@@ -19,8 +19,11 @@ TARGETS_MAX = 1 << 15
 EXPRESSION_BYTES_MAX = 256
 """Requests with a longer expression have no target: a client may send as many as it likes."""
 NO_EXPRESSION = -1
+ALL_QUEUES = -1
+"""In place of a queue id, in requests that are for all queues of a topic."""
 _EXPRESSION_BYTES_MAX = EXPRESSION_BYTES_MAX
 _NO_EXPRESSION = NO_EXPRESSION
+_ALL_QUEUES = ALL_QUEUES
 _SLOTS_MIN = 64
 _PROBES = 8  # slots in which a target may be
 
@@ -41,10 +44,11 @@ class TargetKey:
         self.queue_id: int = 0
         self.hash: int = 0
 
-    def read(self, fields: Fields, with_expression: bool) -> bool:
+    def read(self, fields: Fields, expression_name: bytes | None, all_queues: bool = False) -> bool:
         """Read the key of a request; False if a field is missing or too long, or out of range.
 
-        Raises a HeaderError if the queue id is not a number.
+        The name is that of the field with the expression, None for requests without one. With
+        `all_queues` the queue id may be ALL_QUEUES. Raises a HeaderError if it is not a number.
         """
         group = fields.find(b"consumerGroup")
         topic = fields.find(b"topic")
@@ -52,7 +56,8 @@ class TargetKey:
         if group < 0 or topic < 0 or queue < 0:
             return False
         queue_id = fields.number(queue)
-        if queue_id < 0 or queue_id > 0x7FFFFFFF:
+        lowest = _ALL_QUEUES if all_queues else 0
+        if queue_id < lowest or queue_id > 0x7FFFFFFF:
             return False
         self.fields = fields
         self.group_at = fields.value_at(group)
@@ -64,8 +69,8 @@ class TargetKey:
         self.hash = octets.mix_hash(fields.buffer, self.topic_at, self.topic_length, self.hash)
         self.expression_at = 0
         self.expression_length = _NO_EXPRESSION
-        if with_expression:
-            expression = fields.find(b"subscription")
+        if expression_name is not None:
+            expression = fields.find(expression_name)
             self.expression_length = 0
             if expression >= 0:
                 self.expression_at = fields.value_at(expression)
@@ -107,7 +112,7 @@ class ConsumerTarget:
         # The names as text, as the tables have them.
         self.group: str = self.group_name.decode("utf-8", "replace")
         self.topic: str = self.topic_name.decode("utf-8", "replace")
-        # The queue; it stays the same until its topic is deleted.
+        # The queue, or one of them; it stays the same until its topic is deleted.
         self.queue: ConsumeQueue = queue
 
     def has_key(self, key: TargetKey) -> bool:

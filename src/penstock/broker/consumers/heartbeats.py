@@ -1,11 +1,11 @@
 """Heartbeats, unregistration, the consumers of a group, and the check of filters.
 
 Heartbeats of version 2 omit unchanged subscriptions, if the broker responds with
-IS_SUPPORT_HEART_BEAT_V2. Penstock does not support them: a full heartbeat costs about 10 µs, and
-after a restart or a lost connection the subscriptions are correct after one full heartbeat. The
-short form needs two, and the group can't pull until then. A client that learned the short form from
-another broker at this address is told by IS_SUB_CHANGE to send the full form; until then its known
-subscriptions stay.
+IS_SUPPORT_HEART_BEAT_V2. Penstock does not support them: a full heartbeat that repeats the last one
+costs about 5 µs (`repeated_heartbeats`), and after a restart or a lost connection the subscriptions
+are correct after one full heartbeat. The short form needs two, and the group can't pull until then.
+A client that learned the short form from another broker at this address is told by IS_SUB_CHANGE to
+send the full form; until then its known subscriptions stay.
 """
 
 import logging
@@ -20,6 +20,7 @@ from penstock.broker.consumers.heartbeat_limits import (
     GROUPS_MAX,
     check_heartbeat,
 )
+from penstock.broker.consumers.repeated_heartbeats import AppliedHeartbeat
 from penstock.broker.filter.filters import TAG, Filters
 from penstock.broker.topics import Topics
 from penstock.config import LiveSettings
@@ -78,6 +79,9 @@ class HeartbeatHandlers:
 
     def heartbeat(self, command: Command) -> Answer:
         """HEART_BEAT: register a client in all its groups."""
+        last = self._clients.applied_heartbeat(command.client)
+        if last is not None and last.is_repeated_by(command) and self._renew(last, command.now_ms):
+            return Reply(ext=FULL_HEARTBEATS_ONLY)
         data = command.body_as(HeartbeatData, bytes_max=BODY_BYTES_MAX)
         check_heartbeat(data)
         member = GroupMember(
@@ -90,6 +94,7 @@ class HeartbeatHandlers:
             command.user,
         )
         refusals: list[SystemBusy] = []
+        applied = AppliedHeartbeat.of(command, member)
 
         def answer() -> Answer:
             if refusals:  # the other groups are registered
@@ -98,28 +103,59 @@ class HeartbeatHandlers:
 
         room = self._unfinished_bytes + len(command.body) <= UNFINISHED_BYTES_MAX
         return run_in_steps(
-            self._register(data, member, len(command.body), refusals),
+            self._register(data, applied, refusals),
             answer,
             step_items=GROUPS_PER_STEP if room else GROUPS_MAX + 1,
         )
 
+    def _renew(self, last: AppliedHeartbeat, now_ms: int) -> bool:
+        """Refresh the client in its groups; False if the heartbeat has to be applied again."""
+        for group, _ in last.consumers:
+            if (
+                self._groups.get(group.name) is None
+                or self._topics.get(RETRY_TOPIC_PREFIX + group.name) is None
+            ):
+                return False
+        return self._clients.renew(last, now_ms)
+
     def _register(
-        self, data: HeartbeatData, member: GroupMember, body_bytes: int, refusals: list[SystemBusy]
+        self, data: HeartbeatData, applied: AppliedHeartbeat, refusals: list[SystemBusy]
     ) -> Iterator[None]:
         """Register the client in one group after another, unless it leaves before."""
-        with self._clients.registering(member) as heartbeat, self._unfinished(body_bytes):
+        member, clients = applied.member, self._clients
+        with clients.registering(member) as heartbeat, self._unfinished(applied.body_length):
             for consumer in data.consumer_data_set:
-                if heartbeat.includes(consumer.group_name, consumes=True):
+                name = consumer.group_name
+                if heartbeat.includes(name, consumes=True):
                     self._try_consumer(consumer, member, data.without_sub, refusals)
+                    group = clients.consumer_group(name)
+                    if group is not None:
+                        applied.consumers.append((group, group.version))
                 yield
             for producer in data.producer_data_set:
                 name = producer.group_name
                 if name and heartbeat.includes(name, consumes=False):
                     try:
-                        self._clients.register_producer(name, member)
+                        clients.register_producer(name, member)
                     except SystemBusy as error:
                         refusals.append(error)
+                    producers = clients.producer_group(name)
+                    if producers is not None:
+                        applied.producers.append(producers)
                 yield
+            if self._is_complete(data, applied):
+                clients.keep_applied(applied)
+
+    @staticmethod
+    def _is_complete(data: HeartbeatData, applied: AppliedHeartbeat) -> bool:
+        """Whether a heartbeat has a group for each that it names. A client that was refused is not
+        the group's member, so such a heartbeat is not taken for a repeated one either."""
+        named = sum(1 for producer in data.producer_data_set if producer.group_name)
+        return (
+            len(applied.consumers) == len(data.consumer_data_set)
+            and len(applied.producers) == named
+            and applied.names_groups_once()
+        )
 
     @contextmanager
     def _unfinished(self, body_bytes: int) -> Iterator[None]:

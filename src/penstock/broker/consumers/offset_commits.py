@@ -61,7 +61,7 @@ class OffsetCommits:
     def handle(self, request: Request, output: Output, client: int, now_ms: int) -> Answer:
         """Commit the offset and, unless the request is one-way, write the response."""
         field = request.find(b"commitOffset")
-        if field >= 0 and self._key.read(request, False):
+        if field >= 0 and self._key.read(request, None):
             offset = request.number(field)
             target = self._table.find(self._key)
             if target is not None and offset >= 0 and self._is_current(target):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -28,6 +28,9 @@ CLOCK_TOLERANCE_MS: Final = 1_000
 never share one."""
 STALE_MIN: Final = 1024
 """Stale heap entries that are kept, in addition to twice the number of open checkpoints."""
+MESSAGES_MAX: Final = 62
+"""Maximum number of messages that the bits of a checkpoint can have."""
+_int = int
 
 
 class CheckpointKey(NamedTuple):
@@ -43,63 +46,73 @@ class CheckpointKey(NamedTuple):
 class PopCheckpoint:
     """Messages of one queue that are in flight together."""
 
-    __slots__ = (
-        "_distances",
-        "acked",
-        "due_ms",
-        "invisible_ms",
-        "key",
-        "log_offset",
-        "open",
-        "revive_log_offset",
-        "revive_offset",
-        "revive_queue_id",
-    )
-
     def __init__(
         self, key: CheckpointKey, invisible_ms: int, offsets: Sequence[int], revive_queue_id: int
     ) -> None:
-        self.key = key
-        self.invisible_ms = invisible_ms
-        self.revive_queue_id = revive_queue_id
-        distances = [offset - key.start_offset for offset in offsets]
-        count = len(distances)
-        # The offsets are usually consecutive, and a range takes little memory.
-        self._distances: range | array[int] = (
-            range(count) if distances == list(range(count)) else array("q", distances)
-        )
-        self.acked = 0  # bit k: the k-th message
-        self.open = True
-        self.due_ms = key.pop_ms + invisible_ms  # when its open messages are revived
-        self.revive_offset = -1  # queue offset of its entry in the revive log
-        self.revive_log_offset = 0  # log offset of that entry
-        self.log_offset = 0  # lowest log offset of its messages
+        """The offsets are those of its messages, at most MESSAGES_MAX of them."""
+        self.key: CheckpointKey = key
+        # Topic, group and queue.
+        self.queue: tuple[str, str, int] = key[:3]
+        self.start_offset: int = key.start_offset
+        self.invisible_ms: int = invisible_ms
+        self.revive_queue_id: int = revive_queue_id
+        self.count: int = len(offsets)
+        assert self.count <= MESSAGES_MAX, self.count
+        # Distances of the messages from the start offset; None if they are 0, 1, 2, … as usual.
+        self._distances: Sequence[int] | None = None
+        usual = range(self.start_offset, self.start_offset + self.count)
+        if offsets != usual and list(offsets) != list(usual):
+            self._distances = array("q", [offset - self.start_offset for offset in offsets])
+        # Bit k: the k-th message is acknowledged.
+        self.acked: int = 0
+        self.open: bool = True
+        # When its open messages are revived.
+        self.due_ms: int = key.pop_ms + invisible_ms
+        # Its entry in the revive log: queue offset and log offset.
+        self.revive_offset: int = -1
+        self.revive_log_offset: int = 0
+        # The lowest log offset of its messages.
+        self.log_offset: int = 0
 
     def __len__(self) -> int:
-        return len(self._distances)
+        return self.count
 
-    def distances(self) -> list[int]:
-        """Distances of its messages from the start offset."""
-        return list(self._distances)
+    def distance(self, index: int) -> int:
+        """The distance of a message from the start offset."""
+        return index if self._distances is None else self._distances[index]
 
-    def offsets(self) -> Iterator[int]:
+    def offsets(self) -> list[int]:
         """Queue offsets of its messages, in the order of the bits."""
-        return (self.key.start_offset + distance for distance in self._distances)
+        return [self.start_offset + self.distance(index) for index in range(self.count)]
 
     def end_offset(self) -> int:
         """The queue offset after its last message."""
-        return (
-            self.key.start_offset + self._distances[-1] + 1
-            if self._distances
-            else self.key.start_offset
-        )
+        if self.count == 0:
+            return self.start_offset
+        return self.start_offset + self.distance(self.count - 1) + 1
 
     def bit_of(self, offset: int) -> int:
         """The bit of a message; 0 if it is not in this checkpoint."""
-        try:
-            return 1 << self._distances.index(offset - self.key.start_offset)
-        except ValueError:
-            return 0
+        distance = offset - self.start_offset
+        bit = 1
+        if self._distances is None:
+            return bit << distance if 0 <= distance < self.count else 0
+        index = 0
+        while index < self.count:
+            if self._distances[index] == distance:
+                return bit << index
+            index += 1
+        return 0
+
+    def bits_of(self, distances: int) -> int:
+        """The bits of messages by their distances from the start offset: bit k for distance k."""
+        if self._distances is None:
+            bit = 1
+            return distances & ((bit << self.count) - 1)
+        bits = 0
+        for index, distance in enumerate(self._distances):
+            bits |= (distances >> distance & 1) << index
+        return bits
 
     def open_offsets(self) -> list[int]:
         """Queue offsets of the messages that are in flight."""
@@ -109,22 +122,33 @@ class PopCheckpoint:
 
     def in_flight_count(self) -> int:
         """The number of messages that are in flight."""
-        return len(self) - self.acked.bit_count()
+        return self.count - count_bits(self.acked)
+
+
+def count_bits(bits: _int) -> _int:
+    """The number of bits that are set."""
+    count = 0
+    while bits:
+        bits &= bits - 1
+        count += 1
+    return count
 
 
 class PopCheckpoints:
     """All open checkpoints."""
 
     def __init__(self, queues: int) -> None:
-        self._by_key: dict[CheckpointKey, PopCheckpoint] = {}
+        self._by_key: dict[tuple[str, str, int, int, int], PopCheckpoint] = {}
         self._due_heap: list[tuple[int, int, PopCheckpoint]] = []
-        self._sequence = 0
+        self._sequence: int = 0
         self._by_revive_offset: list[deque[tuple[int, PopCheckpoint]]] = [
             deque() for _ in range(queues)
         ]
         self._early_acks: OrderedDict[CheckpointKey, set[int]] = OrderedDict()
-        self.open_by_queue = [0] * queues  # checkpoints by queue of the revive log
-        self.in_flight: Counter[tuple[str, str, int]] = Counter()  # topic, group, queue
+        # Checkpoints by queue of the revive log.
+        self.open_by_queue: list[int] = [0] * queues
+        # Messages by topic, group and queue; without those that have none.
+        self.in_flight: dict[tuple[str, str, int], int] = {}
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -132,8 +156,13 @@ class PopCheckpoints:
     def __iter__(self) -> Iterator[PopCheckpoint]:
         return iter(self._by_key.values())
 
-    def get(self, key: CheckpointKey) -> PopCheckpoint | None:
+    def get(self, key: tuple[str, str, int, int, int]) -> PopCheckpoint | None:
+        """The open checkpoint with this CheckpointKey, or with the same values in a tuple."""
         return self._by_key.get(key)
+
+    def in_flight_in(self, queue: tuple[str, str, int]) -> int:
+        """The number of messages in flight of a topic, group and queue."""
+        return self.in_flight.get(queue, 0)
 
     # --- open and close
 
@@ -144,7 +173,8 @@ class PopCheckpoints:
             checkpoint.open = False
             return
         self._by_key[checkpoint.key] = checkpoint
-        self.in_flight[checkpoint.key[:3]] += checkpoint.in_flight_count()
+        queue = checkpoint.queue
+        self.in_flight[queue] = self.in_flight_in(queue) + checkpoint.in_flight_count()
         self.open_by_queue[checkpoint.revive_queue_id] += 1
         self._by_revive_offset[checkpoint.revive_queue_id].append(
             (checkpoint.revive_offset, checkpoint)
@@ -157,7 +187,7 @@ class PopCheckpoints:
         The checkpoint is closed when none is left.
         """
         fresh = bits & ~checkpoint.acked
-        count = fresh.bit_count()
+        count = count_bits(fresh)
         if count and checkpoint.open:
             checkpoint.acked |= fresh
             self._subtract_in_flight(checkpoint, count)
@@ -185,10 +215,11 @@ class PopCheckpoints:
             self._subtract_in_flight(checkpoint, checkpoint.in_flight_count())
 
     def _subtract_in_flight(self, checkpoint: PopCheckpoint, count: int) -> None:
-        queue = checkpoint.key[:3]
-        self.in_flight[queue] -= count
-        if self.in_flight[queue] <= 0:
-            del self.in_flight[queue]
+        left = self.in_flight_in(checkpoint.queue) - count
+        if left > 0:
+            self.in_flight[checkpoint.queue] = left
+        else:
+            self.in_flight.pop(checkpoint.queue, None)
 
     # --- by time
 
@@ -198,9 +229,7 @@ class PopCheckpoints:
         self._sequence += 1
         heapq.heappush(self._due_heap, (due_ms, self._sequence, checkpoint))
         if len(self._due_heap) > 2 * len(self._by_key) + STALE_MIN:
-            self._due_heap = [
-                end_offset for end_offset in self._due_heap if _is_current(end_offset)
-            ]
+            self._due_heap = [entry for entry in self._due_heap if _is_current(entry)]
             heapq.heapify(self._due_heap)
 
     def due(self) -> int:
@@ -246,5 +275,7 @@ class PopCheckpoints:
         return min((checkpoint.log_offset for checkpoint in self), default=None)
 
 
-def _is_current(end_offset: tuple[int, int, PopCheckpoint]) -> bool:
-    return end_offset[2].open and end_offset[2].due_ms == end_offset[0]
+def _is_current(entry: tuple[int, int, PopCheckpoint]) -> bool:
+    """Whether an entry of the heap is not stale."""
+    checkpoint = entry[2]
+    return checkpoint.open and checkpoint.due_ms == entry[0]

@@ -7,11 +7,12 @@ A change of the invisible time creates a new checkpoint with this one message an
 the old checkpoint, so earlier receipt handles become invalid.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from penstock.broker.context import BrokerContext
 from penstock.broker.pop.checkpoints import CHECKPOINT_MESSAGES_MAX, CheckpointKey, PopCheckpoint
+from penstock.broker.pop.in_place.pop_ack_handler import AckHandler, InvisibleTimeHandler
 from penstock.broker.pop.ordered_pop import NOT_IN_FLIGHT, GroupQueue, OrderedPops
 from penstock.broker.pop.pop_polling import PopPolling
 from penstock.broker.pop.pop_request import check_invisible_ms
@@ -20,7 +21,7 @@ from penstock.broker.topics import refuse_internal
 from penstock.errors import BodyError, MessageIllegal, PenstockError, SystemBusy
 from penstock.rpc.answers import Answer, Reply, TickAt, reply_when_flushed
 from penstock.rpc.command import Command
-from penstock.rpc.router import Row
+from penstock.rpc.router import Handler, Row
 from penstock.wire.bodies.client_bodies import BatchAck, decode_batch_ack
 from penstock.wire.codes import POP_ORDER_REVIVE_QUEUE, RequestCode, ResponseCode
 from penstock.wire.receipt_handle import Receipt, RetryKind, parse_receipt, plain_topic, retry_topic
@@ -43,11 +44,25 @@ class PopAcks:
         self._order = order
         self._polling = polling
 
-    def rows(self) -> list[Row]:
+    def rows(self, set_time: Callable[[int], None]) -> list[Row]:
+        """`set_time` is told the time of each request, for the pops that it wakes."""
+
+        def with_time(handler: Handler) -> Handler:
+            def handle(command: Command) -> Answer:
+                set_time(command.now_ms)
+                return handler(command)
+
+            return handle
+
+        ack, change = with_time(self.ack), with_time(self.change_invisible_time)
         return [
-            Row(RequestCode.ACK_MESSAGE, self.ack),
-            Row(RequestCode.BATCH_ACK_MESSAGE, self.ack_batch),
-            Row(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, self.change_invisible_time),
+            Row(RequestCode.ACK_MESSAGE, ack, AckHandler(self._context, self, ack, set_time)),
+            Row(RequestCode.BATCH_ACK_MESSAGE, with_time(self.ack_batch)),
+            Row(
+                RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+                change,
+                InvisibleTimeHandler(self._context, self, change, set_time),
+            ),
         ]
 
     # --- acks
@@ -68,7 +83,8 @@ class PopAcks:
             self._ack_in_order(queue, [offset], receipt.pop_ms, command.now_ms)
             return self._reply(command, Reply())
         key = CheckpointKey(topic, group, queue_id, receipt.start_offset, receipt.pop_ms)
-        self._ack(key, receipt.revive_queue_id, receipt.visible_ms, [offset], command.now_ms)
+        revive_queue_id, visible_ms = receipt.revive_queue_id, receipt.visible_ms
+        self.acknowledge(key, revive_queue_id, visible_ms, offset, command.now_ms)
         return self._reply(command, Reply())
 
     def ack_batch(self, command: Command) -> Answer:
@@ -90,7 +106,8 @@ class PopAcks:
     def _ack_several(self, ack: BatchAck, command: Command) -> None:
         if ack.retry not in _RETRY_KINDS or len(ack.bit_set) > BITS_BYTES_MAX:
             raise BodyError(f"the ack of {ack.topic} is not valid (retry {ack.retry})")
-        count = int.from_bytes(ack.bit_set, "little").bit_count()
+        distances = ack.distances()
+        count = distances.bit_count()
         if count > CHECKPOINT_MESSAGES_MAX:
             raise BodyError.over(
                 f"the ack of {ack.topic} names more messages than a pop delivers",
@@ -104,34 +121,55 @@ class PopAcks:
         if queue is None:
             return  # the topic was deleted since
         low, high = queue.min_offset, queue.visible_max(store.confirm_offset)
-        offsets = [offset for offset in ack.offsets() if low <= offset <= high]
+        first, end = ack.start_offset, ack.start_offset + distances.bit_length()
+        if first < low or end > high + 1:  # else all of them are in the queue
+            distances = _bits_between(distances, low - first, high - first)
         if ack.revive_queue_id == POP_ORDER_REVIVE_QUEUE:
             ordered = GroupQueue(topic, ack.consumer_group, queue_id)
+            offsets = _offsets(first, distances)
             self._ack_in_order(ordered, offsets, ack.pop_time, command.now_ms)
-        elif offsets:
-            key = CheckpointKey(topic, ack.consumer_group, queue_id, ack.start_offset, ack.pop_time)
+        elif distances:
+            key = CheckpointKey(topic, ack.consumer_group, queue_id, first, ack.pop_time)
             visible_ms = ack.pop_time + ack.invisible_time
-            self._ack(key, ack.revive_queue_id, visible_ms, offsets, command.now_ms)
+            self._acknowledge(key, ack.revive_queue_id, visible_ms, distances, command.now_ms)
 
-    def _ack(
-        self,
-        key: CheckpointKey,
-        queue_id: int,
-        visible_ms: int,
-        offsets: Sequence[int],
-        now_ms: int,
+    def acknowledge(
+        self, key: CheckpointKey, revive_queue_id: int, visible_ms: int, offset: int, now_ms: int
     ) -> None:
+        """Acknowledge a message of a checkpoint; raises the error of the store.
+
+        The numbers after the key are those of the receipt handle.
+        """
         checkpoint = self._revive_log.checkpoints.get(key)
         if checkpoint is not None:
-            before = self._revive_log.checkpoints.in_flight[key[:3]]
-            count = self._revive_log.ack(checkpoint, offsets, now_ms)
-            self._context.stats.acked(key.group, key.topic, count)
-            limit = self._context.settings.current.broker.pop_in_flight_max
-            if before > limit >= before - count:  # below the in-flight limit again
-                plain = plain_topic(key.topic, key.group)
-                self._polling.wake_for(plain, key.group, (key.topic, key.queue_id))
-        elif self._is_of_other_broker(key, queue_id, visible_ms, now_ms):
-            self._revive_log.ack_unknown(key, queue_id, offsets, now_ms)
+            self._ack(checkpoint, checkpoint.bit_of(offset), now_ms)
+        elif self._is_of_other_broker(key, revive_queue_id, visible_ms, now_ms):
+            self._revive_log.ack_unknown(key, revive_queue_id, [offset], now_ms)
+
+    def _acknowledge(
+        self,
+        key: CheckpointKey,
+        revive_queue_id: int,
+        visible_ms: int,
+        distances: int,
+        now_ms: int,
+    ) -> None:
+        """The same for several messages: bit k is the one at distance k from the start offset."""
+        checkpoint = self._revive_log.checkpoints.get(key)
+        if checkpoint is not None:
+            self._ack(checkpoint, checkpoint.bits_of(distances), now_ms)
+        elif self._is_of_other_broker(key, revive_queue_id, visible_ms, now_ms):
+            offsets = _offsets(key.start_offset, distances)
+            self._revive_log.ack_unknown(key, revive_queue_id, offsets, now_ms)
+
+    def _ack(self, checkpoint: PopCheckpoint, bits: int, now_ms: int) -> None:
+        topic, group, queue_id = checkpoint.queue
+        before = self._revive_log.checkpoints.in_flight_in(checkpoint.queue)
+        count = self._revive_log.writer.ack(checkpoint, bits, now_ms)
+        self._context.stats.acked(group, topic, count)
+        limit = self._context.settings.current.broker.pop_in_flight_max
+        if before > limit >= before - count:  # below the in-flight limit again
+            self._polling.wake_for(plain_topic(topic, group), group, (topic, queue_id))
 
     def _is_of_other_broker(
         self, key: CheckpointKey, queue_id: int, visible_ms: int, now_ms: int
@@ -190,13 +228,9 @@ class PopAcks:
             queue = GroupQueue(topic, group, queue_id)
             fields = self._change_in_order(queue, receipt, offset, invisible_ms, command.now_ms)
             return self._reply(command, Reply(ext=fields))
-        pop_ms = self._renew_checkpoint(
-            CheckpointKey(topic, group, queue_id, receipt.start_offset, receipt.pop_ms),
-            receipt,
-            offset,
-            invisible_ms,
-            command.now_ms,
-        )
+        key = CheckpointKey(topic, group, queue_id, receipt.start_offset, receipt.pop_ms)
+        revive_queue_id, visible_ms = receipt.revive_queue_id, receipt.visible_ms
+        pop_ms = self.renew(key, revive_queue_id, visible_ms, offset, invisible_ms, command.now_ms)
         fields = _response_fields(pop_ms, invisible_ms, receipt.revive_queue_id)
         return self._reply(command, Reply(ext=fields))
 
@@ -213,15 +247,25 @@ class PopAcks:
             self._context.effects.put(TickAt(self._order.due()))
         return _response_fields(pop_ms, visible_ms - pop_ms, POP_ORDER_REVIVE_QUEUE)
 
-    def _renew_checkpoint(
-        self, key: CheckpointKey, receipt: Receipt, offset: int, invisible_ms: int, now_ms: int
+    def renew(
+        self,
+        key: CheckpointKey,
+        revive_queue_id: int,
+        visible_ms: int,
+        offset: int,
+        invisible_ms: int,
+        now_ms: int,
     ) -> int:
-        """Move one message to a checkpoint of its own; returns the new pop time."""
-        revive_log, queue_id = self._revive_log, receipt.revive_queue_id
+        """Move one message to a checkpoint of its own; returns the new pop time.
+
+        `revive_queue_id` and `visible_ms` are those of the receipt handle. Raises the error of the
+        store.
+        """
+        revive_log, queue_id = self._revive_log, revive_queue_id
         checkpoint = revive_log.checkpoints.get(key)
         pop_ms = self.unused_pop_ms([CheckpointKey(*key[:3], offset, now_ms)], now_ms)
         if checkpoint is None:
-            if not self._is_of_other_broker(key, queue_id, receipt.visible_ms, now_ms):
+            if not self._is_of_other_broker(key, queue_id, visible_ms, now_ms):
                 return pop_ms  # no longer in flight
         else:
             queue_id = checkpoint.revive_queue_id
@@ -287,6 +331,22 @@ class PopAcks:
     def _reply(self, command: Command, reply: Reply) -> Answer:
         """The response; under sync flush it is sent when the revive log has been flushed."""
         return reply_when_flushed(self._context.store, command, reply)
+
+
+def _bits_between(bits: int, first: int, last: int) -> int:
+    """Those of these bits that have a number from `first` to `last`."""
+    length = bits.bit_length()
+    first, end = min(max(first, 0), length), min(max(last + 1, 0), length)
+    return bits & ((1 << end) - 1) & ~((1 << first) - 1)
+
+
+def _offsets(start_offset: int, distances: int) -> list[int]:
+    """Offsets by their distances from the start offset, ascending."""
+    return [
+        start_offset + distance
+        for distance in range(distances.bit_length())
+        if distances >> distance & 1
+    ]
 
 
 def _response_fields(pop_ms: int, invisible_ms: int, queue_id: int) -> dict[str, str]:

@@ -6,11 +6,13 @@ delivered again through the retry topic.
 
 | Module | Responsibility |
 |---|---|
+| `in_place` | the usual pops, acks and changes, in the connection's buffer |
 | `pop_request` | reads and checks requests |
 | `pop_queues` | chooses the queues to read, by round robin or priority |
 | `pop_reader` | reads the messages of a queue |
 | `pop_result` | the search of a pop, its result and the fields of its response |
-| `checkpoints`, `revive_log` | messages in flight: in memory, and in the log to survive a restart |
+| `checkpoints` | messages in flight |
+| `revive_log`, `revive_writer` | the same in the log, to survive a restart |
 | `pop_ack` | acks and changes of the invisible time |
 | `revive` | delivers messages again that were not acknowledged in time |
 | `ordered_pop` | ordered POP: one open pop per queue and group |
@@ -28,6 +30,7 @@ from typing import Final
 from penstock.broker.context import BrokerContext
 from penstock.broker.long_polling import WaitQueue
 from penstock.broker.pop.checkpoints import CheckpointKey, PopCheckpoint
+from penstock.broker.pop.in_place.pop_handler import PopHandler
 from penstock.broker.pop.ordered_pop import GroupQueue, OrderedPops
 from penstock.broker.pop.pop_ack import PopAcks
 from penstock.broker.pop.pop_metrics import add_pop_metrics
@@ -58,7 +61,7 @@ from penstock.rpc.answers import (
     TickAt,
 )
 from penstock.rpc.command import Command
-from penstock.rpc.router import Handler, Row
+from penstock.rpc.router import Row
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.wire.codes import (
     POP_ORDER_REVIVE_QUEUE,
@@ -91,9 +94,10 @@ class Pop:
         self.revive = Revive(context, self.revive_log, host, self._polling.watch_retry_queue)
         self._acks = PopAcks(context, self.revive_log, self._order, self._polling)
         self._notification = PopNotification(
-            context, self._requests, self._order, self._polling, self._now
+            context, self._requests, self._order, self._polling, self.now
         )
         self._queues_in_read: set[GroupQueue] = set()  # being read in the thread pool
+        self._handler = PopHandler(context, self, self._queues, self._polling, self._queues_in_read)
         self._now_ms = self._clean_ms = self._tick_ms = context.started_ms
 
     @property
@@ -103,19 +107,14 @@ class Pop:
 
     def rows(self) -> list[Row]:
         return [
-            Row(RequestCode.POP_MESSAGE, self.pop),
-            *(Row(row.code, self._with_time(row.handler)) for row in self._acks.rows()),
+            Row(RequestCode.POP_MESSAGE, self.pop, self._handler),
+            *self._acks.rows(self.set_time),
             *self._notification.rows(),
         ]
 
-    def _with_time(self, handler: Handler) -> Handler:
-        """A handler that sets the time for the pops that it wakes."""
-
-        def handle(command: Command) -> Answer:
-            self._now_ms = command.now_ms
-            return handler(command)
-
-        return handle
+    def set_time(self, now_ms: int) -> None:
+        """The time of a request, for the pops that it wakes."""
+        self._now_ms = now_ms
 
     # --- time and state
 
@@ -158,7 +157,7 @@ class Pop:
     def _has_group(self, group: str) -> bool:
         return self._context.groups.get(group) is not None
 
-    def _now(self) -> int:
+    def now(self) -> int:
         """The current time outside of a request: that of the last stored message, if it is later
         than the last request or tick."""
         stored_ms = self._store.writer.store_ms
@@ -169,14 +168,22 @@ class Pop:
 
     def pop(self, command: Command) -> Answer:
         """POP_MESSAGE."""
-        self._now_ms = command.now_ms
+        request = self.read(command)
+        return request if isinstance(request, Reply) else self.serve(request)
+
+    def read(self, command: Command) -> PopRequest | Reply:
+        """POP_MESSAGE: the request if it is allowed, or the response to a late one."""
+        self.set_time(command.now_ms)
         try:
-            request = self._requests.pop(command)
+            return self._requests.pop(command)
         except LateRequest:
             remark = "the request arrived after its polling time had passed"
             return Reply(ResponseCode.POLLING_TIMEOUT, empty_response_fields(), remark=remark)
         except SubscriptionError as error:
             return Reply(error.wire_code, remark=error.remark())
+
+    def serve(self, request: PopRequest) -> Answer:
+        """The answer to a request that was read just now."""
         limit = self._context.settings.current.broker.pop_batches_max
         if len(self.revive_log.checkpoints) >= limit:
             raise SystemBusy.over(
@@ -204,7 +211,7 @@ class Pop:
     def _search(self, search: PopSearch) -> Answer:
         """Look at the next queues; if there is nothing, go on in the next step."""
         request, result = search.request, PopResult()
-        now_ms = self._now()
+        now_ms = self.now()
         looked = 0
         for topic, queue_id in islice(search.queues, QUEUES_PER_STEP):
             looked += 1
@@ -292,7 +299,7 @@ class Pop:
         if offset == high or self._is_blocked(request, key, now_ms):
             return None
         config = self._context.settings.current.broker
-        over_limit = self.revive_log.checkpoints.in_flight[key] > config.pop_in_flight_max
+        over_limit = self.revive_log.checkpoints.in_flight_in(key) > config.pop_in_flight_max
         if result.count >= request.count_max or (config.pop_in_flight_limited and over_limit):
             result.rest += max(high - offset, 0)
             return None
@@ -377,7 +384,7 @@ class Pop:
     def _deliver_read(
         self, request: PopRequest, key: GroupQueue, batch: ReadBatch, offset: int, last: bool
     ) -> Answer:
-        offsets, now_ms = self._context.offsets, self._now()
+        offsets, now_ms = self._context.offsets, self.now()
         here = offsets.get(request.group, key.topic, key.queue_id)
         gone = (
             batch.queue.deleted
@@ -533,7 +540,7 @@ class Pop:
         return restore_topic(batch.data, request.topic, texts)
 
     def _waits(self, search: PopSearch) -> bool:
-        return not search.last and search.request.deadline_ms > self._now()
+        return not search.last and search.request.deadline_ms > self.now()
 
     def _wait(self, search: PopSearch) -> Answer:
         """Suspend a pop that found nothing, or respond if its polling time is over."""
@@ -552,7 +559,7 @@ class Pop:
                 return self._polling.when_watched(wait_queue, again if missed else suspend, again)
             code = ResponseCode.POLLING_FULL
         self._context.stats.missed()
-        ext = response_fields(request, self._now(), 0, search.rest, [])
+        ext = response_fields(request, self.now(), 0, search.rest, [])
         return Reply(code, ext, remark="NO_MESSAGE_IN_QUEUE")
 
     def _suspend(self, search: PopSearch, wait_queue: WaitQueue) -> Answer:

@@ -72,5 +72,5 @@ def _in_flight(revive_log: ReviveLog) -> Iterator[Sample]:
 
 
 def _written(revive_log: ReviveLog) -> Iterator[Sample]:
-    for key, count in list(revive_log.entries_written.items()):
+    for key, count in list(revive_log.writer.written.items()):
         yield (*key, "PUT_OK"), count

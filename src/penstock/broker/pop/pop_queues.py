@@ -35,9 +35,8 @@ class PopQueues:
         self._pops += 1
         retries = iter(()) if request.ordered else self._retry_queues(request, self._pops)
         by_priority = self._is_by_priority(request)
-        if not by_priority:  # else a factor of 50 would skip every second queue
-            self._round_robin += 1
-        retries_first = not by_priority and self._are_retries_first()
+        # A pop by priority takes no turn: else a factor of 50 would skip every second queue.
+        retries_first = not by_priority and self._take_turn()
         if retries_first:
             yield from retries
         if request.queue_id != ALL_QUEUES:
@@ -69,12 +68,26 @@ class PopQueues:
                 for queue_id in range(config.read_queue_nums):
                     yield name, queue_id
 
-    def _are_retries_first(self) -> bool:
-        self._retry_share += self._context.settings.current.broker.pop_retry_percent
+    def next_turn(self) -> tuple[int, bool]:
+        """Of the next pop that is not by priority: the number for `round_robin`, and whether it
+        reads the retry topics first. `count` takes the turn."""
+        return self._round_robin + 1, self._retry_share + self._retry_percent() >= 100
+
+    def count(self) -> None:
+        """A pop has read the queues in the order of its turn."""
+        self._pops += 1
+        self._take_turn()
+
+    def _take_turn(self) -> bool:
+        self._round_robin += 1
+        self._retry_share += self._retry_percent()
         if self._retry_share < 100:
             return False
         self._retry_share -= 100
         return True
+
+    def _retry_percent(self) -> int:
+        return self._context.settings.current.broker.pop_retry_percent
 
     def _is_by_priority(self, request: PopRequest) -> bool:
         if request.ordered:

@@ -35,11 +35,11 @@ from penstock.broker.pop.checkpoints import (
     PopCheckpoints,
 )
 from penstock.broker.pop.ordered_pop import GroupQueue, OrderedPops
-from penstock.errors import BodyError, MessageIllegal, NotWriteable, PenstockError
+from penstock.broker.pop.revive_writer import NEXT_PROPERTY, NO_OFFSET, ReviveWriter
+from penstock.errors import BodyError, PenstockError
 from penstock.rpc.answers import TickAt
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import FOUND
-from penstock.store.put import ILLEGAL, PUT_OK
 from penstock.wire.bodies.pop_bodies import (
     AckMsg,
     OrderedPop,
@@ -51,7 +51,7 @@ from penstock.wire.bodies.pop_bodies import (
 from penstock.wire.codes import PROPERTY_TAGS, REVIVE_TOPIC_PREFIX
 from penstock.wire.java_numbers import parse_nonnegative
 from penstock.wire.message import decode_properties
-from penstock.wire.record import RECORD, Record, StoredRecord
+from penstock.wire.record import RECORD, StoredRecord
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +68,8 @@ _READ_BYTES: Final = 1024 * 1024
 _TIMER_GRACE_MS: Final = 3_000
 """RocketMQ's brokers deliver acks a second after their checkpoint."""
 _TIMER_MARK: Final = "TIMER_OUT_MS"  # set on messages that a timer delivered
-_NEXT: Final = "POP_NEXT"
 _OFFSET_MAX: Final = 1 << 62
 _encode: Final = msgspec.json.encode
-"""Members are in alphabetical order, as RocketMQ writes them; `fastjson` would take 40 µs."""
 
 
 class ReviveEntry(NamedTuple):
@@ -85,7 +83,7 @@ class ReviveEntry(NamedTuple):
     @property
     def next_offset(self) -> int | None:
         """The new offset of the group, if the entry contains one."""
-        return parse_nonnegative(self.properties.get(_NEXT, ""))
+        return parse_nonnegative(self.properties.get(NEXT_PROPERTY, ""))
 
 
 class ReviveLog:
@@ -96,19 +94,17 @@ class ReviveLog:
         self._order = order
         self._store = context.store
         broker = context.settings.current.broker
-        self._broker_name = broker.name
         self.topic = REVIVE_TOPIC_PREFIX + broker.cluster
         config = context.topics.need(self.topic)
         self.queues = [self._queue(queue_id) for queue_id in range(max(config.write_queue_nums, 1))]
         self.checkpoints = PopCheckpoints(len(self.queues))
-        self._read_to = [0] * len(self.queues)
+        self.writer = ReviveWriter(
+            context.store.writer, self.queues, self.checkpoints, broker.name, host
+        )
+        self._read_to = self.writer.read_to
         self._committed = [-1] * len(self.queues)
-        self._flush_to = 0  # log offset after the last entry: offsets are saved once it is flushed
         self.from_other_broker = True  # the store has no sign that Penstock popped from it
-        self._record = Record()
-        self._record.born_host = self._record.store_host = host
         self._round_robin = 0
-        self.entries_written: Counter[tuple[str, str, str]] = Counter()  # by (group, topic, type)
         self.entries_read: Counter[tuple[str, str, str]] = Counter()
         context.persistence.before(context.offsets.table.FILE, self._before_offsets_are_saved)
         self._recover(context.started_ms)
@@ -132,8 +128,7 @@ class ReviveLog:
 
         Raises the error of the store if it can't be written.
         """
-        self._write_checkpoint(checkpoint, now_ms, next_offset)
-        self.checkpoints.add(checkpoint)
+        self.writer.add(checkpoint, now_ms, NO_OFFSET if next_offset is None else next_offset)
         if self.checkpoints.due() == checkpoint.due_ms:
             self._context.effects.put(TickAt(checkpoint.due_ms))
         if next_offset is not None:
@@ -147,22 +142,16 @@ class ReviveLog:
 
     def ack(self, checkpoint: PopCheckpoint, offsets: Sequence[int], now_ms: int) -> int:
         """Write and apply acks of a checkpoint; returns how many messages were in flight."""
-        bits, fresh = 0, []
+        bits = 0
         for offset in offsets:
-            bit = checkpoint.bit_of(offset) & ~(checkpoint.acked | bits)
-            if bit:
-                bits |= bit
-                fresh.append(offset)
-        if not fresh or not checkpoint.open:
-            return 0
-        self._write_acks(checkpoint.key, checkpoint.revive_queue_id, fresh, now_ms)
-        return self.checkpoints.ack(checkpoint, bits)
+            bits |= checkpoint.bit_of(offset)
+        return self.writer.ack(checkpoint, bits, now_ms)
 
     def ack_unknown(
         self, key: CheckpointKey, queue_id: int, offsets: Sequence[int], now_ms: int
     ) -> None:
         """Write acks of a checkpoint of another broker, which its timer has not delivered yet."""
-        self._write_acks(key, queue_id, list(offsets)[:CHECKPOINT_MESSAGES_MAX], now_ms)
+        self.writer.write_acks(key, queue_id, list(offsets)[:CHECKPOINT_MESSAGES_MAX], now_ms)
         self.checkpoints.ack_early(key, offsets)
 
     def record_ordered_pop(self, queue: GroupQueue, next_offset: int, now_ms: int) -> None:
@@ -180,81 +169,12 @@ class ReviveLog:
             )
         )
         queue_id = queue.queue_id % len(self.queues)
-        self._put(body, "TAGS\x01order\x02", now_ms, queue_id, now_ms)
-        self._commit_offset(queue, next_offset, queue_id, self._store.writer.queue_offset, now_ms)
+        entry = self.writer.write(body, "order", queue_id, now_ms)
+        self._commit_offset(queue, next_offset, queue_id, entry, now_ms)
 
     def require_flush(self) -> None:
         """Require the log to be flushed up to its current end before offsets are saved."""
-        self._flush_to = self._store.log.end
-
-    def _write_checkpoint(
-        self, checkpoint: PopCheckpoint, now_ms: int, next_offset: int | None = None
-    ) -> None:
-        key, acked = checkpoint.key, checkpoint.acked
-        body = _encode(
-            {
-                "bm": acked if acked < 1 << 31 else acked - (1 << 32),
-                "bn": self._broker_name,
-                "c": key.group,
-                "d": checkpoint.distances(),
-                "it": checkpoint.invisible_ms,
-                "n": len(checkpoint),
-                "pt": key.pop_ms,
-                "q": key.queue_id,
-                "ro": 0,
-                "so": key.start_offset,
-                "t": key.topic,
-            }
-        )
-        more = "" if next_offset is None else f"{_NEXT}\x01{next_offset}\x02"
-        deliver_ms = key.pop_ms + checkpoint.invisible_ms - 1000
-        self._put(body, f"TAGS\x01ck\x02{more}", deliver_ms, checkpoint.revive_queue_id, now_ms)
-        writer = self._store.writer
-        checkpoint.revive_offset, checkpoint.revive_log_offset = writer.queue_offset, writer.offset
-        self.entries_written[key.group, key.topic, "CK"] += 1
-
-    def _write_acks(
-        self, key: CheckpointKey, queue_id: int, offsets: list[int], now_ms: int
-    ) -> None:
-        several = len(offsets) > 1
-        body = _encode(
-            {
-                "ao": 0 if several else offsets[0],
-                **({"aol": offsets} if several else {}),
-                "bn": self._broker_name,
-                "c": key.group,
-                "pt": key.pop_ms,
-                "q": key.queue_id,
-                "so": key.start_offset,
-                "t": key.topic,
-            }
-        )
-        tag = "TAGS\x01bAck\x02" if several else "TAGS\x01ack\x02"
-        self._put(body, tag, now_ms, queue_id, now_ms)
-        self.entries_written[key.group, key.topic, "ACK"] += 1
-
-    def _put(
-        self, body: bytes, properties: str, deliver_ms: int, queue_id: int, now_ms: int
-    ) -> None:
-        queue, record, writer = self.queues[queue_id], self._record, self._store.writer
-        # RocketMQ's brokers read the time from this property, should one open this store.
-        properties += f"TIMER_DELIVER_MS\x01{deliver_ms}\x02"
-        record.fill(queue.topic, body, properties.encode())
-        record.queue_id, record.born_ms = queue_id, now_ms
-        status = writer.check(record)
-        if status == PUT_OK:
-            status = writer.put_in(record, queue, now_ms)
-        size = record.size
-        record.release()
-        if status == ILLEGAL:
-            raise MessageIllegal(f"the entry for the revive log is not valid ({writer.problem})")
-        if status != PUT_OK:
-            if isinstance(writer.fault, PenstockError):
-                raise writer.fault
-            raise NotWriteable(f"the revive log can't be written: {writer.fault}")
-        self._flush_to = writer.offset + size
-        if self._read_to[queue_id] == writer.queue_offset:
-            self._read_to[queue_id] += 1
+        self.writer.flush_to = self._store.log.end
 
     # --- consumer offsets
 
@@ -273,7 +193,7 @@ class ReviveLog:
 
     def _before_offsets_are_saved(self) -> Callable[[], None] | None:
         """The work that has to precede saving the table of offsets."""
-        store, end = self._store, self._flush_to
+        store, end = self._store, self.writer.flush_to
         save = self._context.persistence.save(self._order) if self._order.dirty else None
         if store.flusher.flushed() >= end:
             return save
@@ -310,7 +230,7 @@ class ReviveLog:
                 self.checkpoints.close(oldest)
                 continue
             try:
-                self._write_checkpoint(oldest, now_ms)
+                self.writer.write_checkpoint(oldest, now_ms)
             except PenstockError as error:
                 log.warning("can't rewrite a POP checkpoint, will retry: %s", error)
                 return

@@ -143,4 +143,4 @@ class PullTargets:
                 at = request.value_at(kind)
                 if length != len(_TAG) or not octets.matches(request.buffer, at, _TAG):
                     return False
-        return self._key.read(request, own)
+        return self._key.read(request, b"subscription" if own else None)

@@ -194,6 +194,11 @@ class ReplicaRole:
             )
         return NotMaster(f"{why}, and it does not know its master")
 
+    def refuse_if_stepping_down(self) -> None:
+        """Raise NotMaster if this master steps down: it does none of MASTER_CHANGES any more."""
+        if self.steps_down:
+            raise self.refusal("this broker is no longer the master")
+
 
 def slave_rows(
     role: ReplicaRole,

@@ -5,7 +5,6 @@ which are 0 where Java takes the clock. Decode them with `fastjson.decode`, enco
 `fastjson.encode`. Unknown members are ignored, None is not written, enumerations stay strings.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Final, Self, dataclass_transform
 
 from msgspec import Meta, Struct, field
@@ -288,13 +287,9 @@ class BatchAck(Body):
     invisible_time: Long = field(default=0, name="it")
     bit_set: bytes = field(default=b"", name="b")
 
-    def offsets(self) -> Iterator[int]:
-        """The acknowledged offsets, ascending."""
-        bits = int.from_bytes(self.bit_set, "little")
-        while bits:
-            lowest = bits & -bits
-            yield self.start_offset + lowest.bit_length() - 1
-            bits ^= lowest
+    def distances(self) -> int:
+        """The bit set as a number."""
+        return int.from_bytes(self.bit_set, "little")
 
 
 class BatchAckMessageRequestBody(Body):
@@ -315,10 +310,13 @@ _BATCH_ACK_NAMES: Final = {
     "invisibleTime": "it",
     "bitSet": "b",
 }
+_BATCH_ACK_LONG_NAMES: Final = tuple(f'"{name}"'.encode() for name in _BATCH_ACK_NAMES)
 
 
 def decode_batch_ack(data: bytes) -> BatchAckMessageRequestBody:
     """The body of BATCH_ACK_MESSAGE, with short or long names."""
+    if b"\\" not in data and not any(name in data for name in _BATCH_ACK_LONG_NAMES):
+        return fastjson.decode(data, BatchAckMessageRequestBody)
     value: Any = fastjson.decode(data, dict[str, Any])
     acks = value.get("acks")
     if isinstance(acks, list):

@@ -373,7 +373,7 @@ def test_heartbeats_in_steps_hold_a_limited_number_of_bytes(
     assert {f"h{number}" for number in range(100)} <= registered(fixture)
     finish(answer)
     monkeypatch.undo()
-    finish(begin_heartbeat(fixture))
+    finish(begin_heartbeat(fixture, 400))
 
 
 def test_an_empty_list_of_consumers_is_an_error(fixture: ConsumerFixture) -> None:

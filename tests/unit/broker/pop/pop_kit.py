@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 from penstock.config import BrokerConfig, Settings
 from penstock.rpc.answers import Answer, PersistSoon, Reply, Suspend
+from penstock.server.request_loop import RequestLoop
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import BatchAck, BatchAckMessageRequestBody
-from penstock.wire.codes import POP_ORDER_REVIVE_QUEUE, RequestCode
+from penstock.wire.codes import CUT_CODES, POP_ORDER_REVIVE_QUEUE, RequestCode
 from penstock.wire.message import StoredMessage, decode_messages
 from penstock.wire.output import encode
 from penstock.wire.receipt_handle import (
@@ -27,6 +28,13 @@ REVIVE = "rmq_sys_REVIVE_LOG_DefaultCluster"
 
 def pop_settings(**changes: Any) -> Settings:
     return Settings(store=small_config(sync_flush=False), broker=BrokerConfig(**changes))
+
+
+def serve_by_rules(env: BrokerFixture) -> None:
+    """Let the router handle the requests of POP from now on: none of them is handled in place."""
+    in_place = env.broker.router.in_place
+    kept = {code: handler for code, handler in in_place.items() if code not in CUT_CODES.values()}
+    env.request_loop = RequestLoop(env.broker, kept, time_ns=lambda: 0)
 
 
 class Popped(NamedTuple):
@@ -106,7 +114,8 @@ class PopClient:
             found.append(Popped(message, receipt))
         return found
 
-    def _named(self, receipt: Receipt) -> dict[str, str]:
+    def named(self, receipt: Receipt) -> dict[str, str]:
+        """The fields of requests for a message."""
         return {
             "consumerGroup": self.group,
             "topic": retry_topic(self.topic, self.group, receipt.kind),
@@ -116,7 +125,7 @@ class PopClient:
         }
 
     def ack(self, popped: Popped) -> Reply:
-        return self.env.ask(RequestCode.ACK_MESSAGE, self._named(popped.receipt))
+        return self.env.ask(RequestCode.ACK_MESSAGE, self.named(popped.receipt))
 
     def ack_all(self, popped: list[Popped]) -> None:
         for one in popped:
@@ -162,7 +171,7 @@ class PopClient:
         return popped._replace(receipt=receipt)
 
     def ask_change(self, popped: Popped, invisible_ms: int) -> Reply:
-        ext = {**self._named(popped.receipt), "invisibleTime": str(invisible_ms)}
+        ext = {**self.named(popped.receipt), "invisibleTime": str(invisible_ms)}
         return self.env.ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext)
 
     def notify(self, wait_ms: int = 0, **ext: Any) -> Answer:

@@ -349,7 +349,7 @@ def test_a_failed_change_keeps_the_old_receipt_handle(
         raise DiskFull("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(env.broker.pop.revive_log, "_write_acks", refuse)
+        patch.setattr(env.broker.pop.revive_log, "ack", refuse)
         assert client.ask_change(first, 20_000).code != 0
     assert client.ack(first).code == 0
     advance(env, 60_000)
@@ -382,7 +382,7 @@ def test_a_revived_message_without_ack_is_flushed_before_offsets(
     def refuse(*_: Any) -> None:
         raise DiskFull("no room")
 
-    monkeypatch.setattr(env.broker.pop.revive_log, "_write_acks", refuse)
+    monkeypatch.setattr(env.broker.pop.revive_log, "ack", refuse)
     advance(env, 10_000)
     env.context.persistence.save(env.context.offsets.table)()
     assert synced[-1] == env.store.log.end

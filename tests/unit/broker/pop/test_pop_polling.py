@@ -12,7 +12,7 @@ from penstock.broker.pop.pop_reader import ReadBatch, read_messages
 from penstock.rpc.answers import Answer, InThread, Reply, Suspend
 from penstock.wire.codes import RequestCode
 from tests.unit.broker.broker_kit import BrokerFixture, bodies, broker_fixture
-from tests.unit.broker.pop.pop_kit import PopClient, advance, pop_settings
+from tests.unit.broker.pop.pop_kit import PopClient, advance, pop_settings, serve_by_rules
 
 
 @pytest.fixture
@@ -87,6 +87,7 @@ def test_a_client_with_a_wrong_clock_does_not_wait_longer(
 
 
 def test_one_message_wakes_one_of_many(env: BrokerFixture, client: PopClient) -> None:
+    serve_by_rules(env)
     tried = []
     attempt = env.broker.pop._try_pop
 
@@ -273,7 +274,9 @@ def test_peeking_changes_nothing(env: BrokerFixture, client: PopClient) -> None:
 
 
 @pytest.fixture
-def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+def cold(env: BrokerFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_by_rules(env)
+
     def from_disk(*arguments: Any, wait: bool, **named: Any) -> ReadBatch | None:
         return read_messages(*arguments, wait=True, **named) if wait else None
 

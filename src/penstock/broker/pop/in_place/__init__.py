@@ -1,0 +1,1 @@
+"""The usual requests of POP, in the connection's buffer."""
