@@ -5,9 +5,9 @@ python -m benchmarks.growth [DIMENSION …]
 
 import sys
 
-from benchmarks import growth_cpu
+from benchmarks import growth_cpu, growth_waits
 
-DIMENSIONS = {**growth_cpu.DIMENSIONS}
+DIMENSIONS = {**growth_cpu.DIMENSIONS, **growth_waits.DIMENSIONS}
 
 
 def main(names: list[str] | None = None) -> None:

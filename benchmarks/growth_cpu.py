@@ -24,13 +24,13 @@ from benchmarks.growth_load import (
     MeasuredBroker,
     cpu_per_message,
     parsed,
+    pull_request,
     send_blocks,
     send_request,
 )
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import KVTable
-from penstock.wire.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode
-from penstock.wire.frame import BINARY
+from penstock.wire.codes import RequestCode
 from penstock.wire.output import encode
 
 ROUNDS = 5
@@ -169,17 +169,6 @@ FILLED = 8_192
 
 def _filled(connections: Connections) -> None:
     connections.run(send_blocks([("T", 0)])[: FILLED // PER_BLOCK])
-
-
-def pull_request(group: str, offset: int, *, suspend: bool = False) -> bytes:
-    fields = {
-        "consumerGroup": group, "topic": "T", "queueId": 0, "queueOffset": offset,
-        "maxMsgNums": PER_BLOCK, "sysFlag": PULL_SUBSCRIPTION | (PULL_SUSPEND if suspend else 0),
-        "commitOffset": 0, "suspendTimeoutMillis": 15_000, "subscription": "*", "subVersion": 0,
-        "expressionType": "TAG",
-    }  # fmt: skip
-    ext = {name: str(value) for name, value in fields.items()}
-    return encode(RequestCode.PULL_MESSAGE, ext, opaque=7, encoding=BINARY)
 
 
 def _behind(groups: int) -> Callable[[Connections], int]:

@@ -16,6 +16,7 @@ from typing import NamedTuple, Self
 
 from tests.compat import penstock
 
+from penstock.wire.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode
 from penstock.wire.frame import BINARY, Request
 from penstock.wire.output import encode
 
@@ -54,10 +55,10 @@ def send_request(topic: str, queue_id: int, opaque: int, *, body: bytes = BODY, 
 
 def send_blocks(
     targets: Sequence[tuple[str, int]], *, queues: int = 1, connections: int = 1,
-    per_block: int = PER_BLOCK, body: bytes = BODY,
+    per_block: int = PER_BLOCK, body: bytes = BODY, distinct: int = DISTINCT,
 ) -> list[Block]:  # fmt: skip
     """Sends to each of these queues equally often, on all connections in turn."""
-    count = max(len(targets), connections * per_block, DISTINCT)
+    count = max(len(targets), connections * per_block, distinct)
     count += -count % (connections * per_block)
     blocks = []
     for first in range(0, count, per_block):
@@ -68,6 +69,18 @@ def send_blocks(
         connection = first // per_block % connections
         blocks.append(Block(connection, per_block, b"".join(frames)))
     return blocks
+
+
+def pull_request(group: str, offset: int, *, suspend: bool = False) -> bytes:
+    """A pull of a block from the first queue of the topic T."""
+    fields = {
+        "consumerGroup": group, "topic": "T", "queueId": 0, "queueOffset": offset,
+        "maxMsgNums": PER_BLOCK, "sysFlag": PULL_SUBSCRIPTION | (PULL_SUSPEND if suspend else 0),
+        "commitOffset": 0, "suspendTimeoutMillis": 15_000, "subscription": "*", "subVersion": 0,
+        "expressionType": "TAG",
+    }  # fmt: skip
+    ext = {name: str(value) for name, value in fields.items()}
+    return encode(RequestCode.PULL_MESSAGE, ext, opaque=7, encoding=BINARY)
 
 
 class Connections:
