@@ -5,9 +5,9 @@ python -m benchmarks.growth [DIMENSION …]
 
 import sys
 
-from benchmarks import growth_cpu, growth_waits
+from benchmarks import growth_cores, growth_cpu, growth_waits
 
-DIMENSIONS = {**growth_cpu.DIMENSIONS, **growth_waits.DIMENSIONS}
+DIMENSIONS = {**growth_cpu.DIMENSIONS, **growth_waits.DIMENSIONS, **growth_cores.DIMENSIONS}
 
 
 def main(names: list[str] | None = None) -> None:

@@ -73,12 +73,16 @@ def run(title: str, what: str, cases: Sequence[Case], *, unit: str = "messages")
         for number, case in enumerate(cases):
             broker = MeasuredBroker(folder / str(number), case.settings)
             stack.enter_context(broker)
+            with Connections(broker.port) as connections:
+                case.prepare(connections)
+            running.append((broker, case))
+        loads = []
+        for broker, case in running:  # not before: a broker closes idle connections
             connections = stack.enter_context(Connections(broker.port, case.connections))
-            case.prepare(connections)
             case.load(connections)
-            running.append((broker, connections, case.load))
+            loads.append((broker, connections, case.load))
         for _ in range(ROUNDS):
-            for us, (broker, connections, load) in zip(found, running, strict=True):
+            for us, (broker, connections, load) in zip(found, loads, strict=True):
                 us.append(cpu_per_message(broker, lambda c=connections, work=load: work(c)))
     table = Table(title=title)
     for column in (what, f"best µs per {unit[:-1]}", "growth", "median µs", "growth"):

@@ -157,6 +157,11 @@ def parsed(frame: bytes) -> Request:
     return response
 
 
+def process_cpu_s(pid: int) -> float:
+    """User and system time of a process so far, in nanosecond steps."""
+    return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid of the C library
+
+
 class MeasuredBroker(penstock.Broker):
     """A broker of its own process whose CPU time can be read."""
 
@@ -167,8 +172,7 @@ class MeasuredBroker(penstock.Broker):
         super().__init__(folder, folder / "store", names, timeout=300, settings=values)
 
     def cpu_s(self) -> float:
-        """User and system time of the process so far, in nanosecond steps."""
-        return time.clock_gettime(~self.pid << 3 | 2)  # as clock_getcpuclockid of the C library
+        return process_cpu_s(self.pid)
 
 
 def cpu_per_message(broker: MeasuredBroker, work: Callable[[], int]) -> float:
