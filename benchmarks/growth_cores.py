@@ -37,17 +37,11 @@ IDLE_TOPICS = (1, 10_000)
 PORTS_APART = 10
 
 
-def children(up: penstock.Up) -> tuple[int, dict[int, int]]:
-    """Process ids of the NameServer and, by port, of the brokers."""
-    first = int(up.broker_address.rpartition(":")[2])
-    nameserver, brokers = 0, {}
-    for pid in Path(f"/proc/{up.pid}/task/{up.pid}/children").read_text().split():
-        command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        if "nameserver" in command:
-            nameserver = int(pid)
-        elif "broker" in command:
-            brokers[first + PORTS_APART * len(brokers)] = int(pid)
-    return nameserver, brokers
+def brokers_of(up: penstock.Up) -> dict[int, int]:
+    """Process ids of the brokers, by port. The NameServer is in the process of `up`."""
+    port = int(up.broker_address.rpartition(":")[2])
+    pids = Path(f"/proc/{up.pid}/task/{up.pid}/children").read_text().split()
+    return {port + PORTS_APART * number: int(pid) for number, pid in enumerate(pids)}
 
 
 def pin(pid: int, core: int) -> None:
@@ -75,7 +69,7 @@ def cores() -> None:
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
         penstock.Up(Path(folder), brokers=len(usable)) as up,
     ):
-        _, brokers = children(up)
+        brokers = brokers_of(up)
         for _ in range(ROUNDS):
             for count in range(1, len(usable) + 1):
                 some = dict(islice(brokers.items(), count))
@@ -133,7 +127,7 @@ def brokers() -> None:
 
 
 def _costs(up: penstock.Up) -> list[str]:
-    nameserver, brokers = children(up)
+    brokers = brokers_of(up)
     blocks = send_blocks([("T", number) for number in range(4)], queues=4)
     us = []
     for port, pid in brokers.items():
@@ -145,7 +139,7 @@ def _costs(up: penstock.Up) -> list[str]:
                 done = connections.run(islice(cycle(blocks), MESSAGES // blocks[0].requests))
                 best = min(best, (process_cpu_s(pid) - began) / done * 1e6)
         us.append(best)
-    pids = [nameserver, *brokers.values()]
+    pids = [up.pid, *brokers.values()]
     before = [process_cpu_s(pid) for pid in pids]
     time.sleep(IDLE_S)
     idle = [
@@ -155,7 +149,7 @@ def _costs(up: penstock.Up) -> list[str]:
     return [
         f"{sum(map(anonymous_mib, pids[1:])) / count:.1f}",
         f"{sum(len(os.listdir(f'/proc/{pid}/fd')) for pid in pids[1:]) / count:.0f}",
-        f"{sum(idle[1:]) / count:.2f}", f"{anonymous_mib(nameserver):.1f}", f"{idle[0]:.2f}",
+        f"{sum(idle[1:]) / count:.2f}", f"{anonymous_mib(up.pid):.1f}", f"{idle[0]:.2f}",
         f"{min(us):.2f}", f"{max(us):.2f}",
     ]  # fmt: skip
 
