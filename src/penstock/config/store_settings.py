@@ -105,8 +105,8 @@ class StoreConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  live=True, least=1)
     ] = 60_000  # fmt: skip
     queues_mapped_max: Annotated[
-        int, Doc("The maximum number of mapped ConsumeQueue files: at most half of the mappings that "
-                 "the system allows (vm.max_map_count). Beyond it the least recently used are "
+        int, Doc("The maximum number of mapped ConsumeQueue files: at most half of the mappings "
+                 "that the system allows (vm.max_map_count). Beyond it the least recently used are "
                  "unmapped.",
                  live=True, least=1)
     ] = 16_384  # fmt: skip
