@@ -287,3 +287,28 @@ def verify_keys(store: MessageStore, model: Model, begin: int = 0) -> None:
         )
         wanted = [data for data in expected[-64:] if data]
         assert found[len(found) - len(wanted) :] == wanted, f"the key {topic}#{key}"
+
+
+class CrashError(Exception):
+    """The process ends here."""
+
+
+class CrashingDisk(Disk):
+    """Ends the process at one of its steps that change names."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def _step(self) -> None:
+        if self.steps == 0:
+            raise CrashError
+        self.steps -= 1
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._step()
+        super().rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        self._step()
+        super().unlink(path)

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -14,6 +15,7 @@ from penstock.store.put import PUT_OK, REFUSED
 from penstock.store.store import MessageStore
 from penstock.store.tables.config_tables import TopicTable
 from penstock.testing import FaultyDisk
+from penstock.testing.faulty_disk import PAGE_BYTES
 from penstock.wire.bodies.client_bodies import TopicConfig
 from tests.store_kit import (
     START_MS,
@@ -63,6 +65,63 @@ def test_a_failed_fsync_of_the_log_stops_writes_permanently(
     store = open_store(tmp_path / "s", small_config(sync_flush=sync_flush), disk)
     assert store.log.end >= safe
     store.close()
+
+
+class PagesTakenForClean(FaultyDisk):
+    """As Linux: the pages that an fsync could not write are clean after it. They can be read, but
+    no later fsync writes them unless they are written again."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._clean: dict[int, dict[int, bytes]] = {}  # by file and position
+
+    def write(self, fd: int, data: memoryview, at: int) -> None:
+        super().write(fd, data, at)
+        clean = self._clean.get(os.fstat(fd).st_ino, {})
+        for page in range(at - at % PAGE_BYTES, at + len(data), PAGE_BYTES):
+            clean.pop(page, None)
+
+    def sync(self, fd: int) -> None:
+        file = self._file(fd)
+        before, now = file.image, file.content()
+        clean = self._clean.setdefault(file.number(), {})
+        try:
+            super().sync(fd)
+        except OSError:
+            for page in range(0, len(now), PAGE_BYTES):
+                held = now[page : page + PAGE_BYTES]
+                if held != before[page : page + PAGE_BYTES]:
+                    clean[page] = held
+            raise
+        image = bytearray(now)
+        for page, held in clean.items():
+            if now[page : page + PAGE_BYTES] == held:
+                image[page : page + PAGE_BYTES] = before[page : page + PAGE_BYTES]
+        file.make_durable(bytes(image))
+
+
+@pytest.mark.parametrize("sync_flush", [True, False])
+def test_what_a_failed_fsync_left_in_memory_is_durable_after_the_next_start(
+    tmp_path: Path, sync_flush: bool
+) -> None:
+    """The process is killed before it can note that an fsync has failed."""
+    disk, config = PagesTakenForClean(tmp_path / "s"), small_config(sync_flush=sync_flush)
+    store, model = open_store(disk.root, config, disk), Model()
+    put_ok(store, model, [Message("t", 0, b"safe")], START_MS)
+    flush(store)
+    put_ok(store, model, [Message("t", 0, BODY * 3) for _ in range(3)], START_MS)
+    disk.failing = 1
+    flush(store)
+    assert isinstance(store.refusal, WriteStopped)
+    abandon(store)
+    store = open_store(disk.root, config, disk)
+    verify(store, model)  # readers and replicas rely on it now
+    abandon(store)
+    for seed in range(5):
+        left = disk.crash(tmp_path / f"after-{seed}", Random(seed))
+        store = open_store(left, config, FaultyDisk(left))
+        verify(store, model)
+        abandon(store)
 
 
 class NoQueueSync(Disk):

@@ -8,9 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.config import Settings
 from penstock.config.replication_settings import ReplicationConfig
 from penstock.errors import PeerError
+from penstock.server.services import broker_service
 from penstock.server.services.broker_service import BrokerService
+from penstock.store.store import MessageStore
 from penstock.transport.peer import Response
 from penstock.wire.codes import RequestCode, ResponseCode
 from tests.integration.failover_kit import ControlledSet, crash
@@ -35,7 +38,7 @@ def test_a_replica_whose_disk_fails_at_the_takeover_does_not_lead(
             first = await brokers.await_master()
             assert await brokers.send_to(first, 0) == ResponseCode.SUCCESS
             slaves = [one for one in brokers.services if one != first]
-            broken, healthy = sorted(slaves, key=replica_id)
+            broken, healthy = sorted(slaves, key=lambda one: replica_id(brokers, one))
             end = brokers.services[first].broker.context.store.log.end
             liveness = brokers.controller._liveness
             await until(  # with equal logs, the smaller id is elected
@@ -47,11 +50,6 @@ def test_a_replica_whose_disk_fails_at_the_takeover_does_not_lead(
             assert await brokers.send_to(healthy, 1) == ResponseCode.SUCCESS
             if failures == 1:  # it has opened its store again, and followed
                 await assert_equal(await brokers.await_in_sync(2), brokers.services[broken])
-
-    def replica_id(number: int) -> int:
-        contact = brokers.services[number].contact
-        assert contact is not None
-        return contact.replica_id
 
     def fail_syncs(service: BrokerService) -> None:
         store = service.broker.context.store
@@ -69,6 +67,103 @@ def test_a_replica_whose_disk_fails_at_the_takeover_does_not_lead(
 
     run(body())
     assert 1 <= failed < 20, "no attempt in a tight loop"
+
+
+@pytest.mark.parametrize("others", ["follow", "come back later"])
+def test_a_replica_that_is_elected_and_cannot_open_its_store_gives_way(
+    tmp_path: Path,
+    run: Run,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    others: str,
+) -> None:
+    """It has taken over: then the in-sync set is this replica alone."""
+    brokers = ControlledSet(tmp_path)
+    stores = UnopenedStores(monkeypatch)
+
+    async def body() -> None:
+        async with brokers.running(3):
+            await brokers.await_in_sync(3)
+            first = await brokers.await_master()
+            assert await brokers.send_to(first, 0) == ResponseCode.SUCCESS
+            broken, healthy = (one for one in brokers.services if one != first)
+            stores.refuse(brokers.settings(broken).broker.data)
+            await elect(brokers, broken)
+            service = brokers.services[broken]
+            await until(lambda: "Input/output error" in (service._not_in_sync() or ""))
+            if others == "come back later":
+                await crash(brokers.services.pop(first))
+                await crash(brokers.services.pop(healthy))
+                stores.refused.clear()
+                await brokers.start(first, healthy)
+                await brokers.await_in_sync(3)
+                await brokers.await_master()
+                return
+            other = await brokers.await_master(besides=broken)
+            await brokers.await_in_sync(2)
+            assert await brokers.send_to(other, 1) == ResponseCode.SUCCESS
+            stores.refused.clear()
+            master = await brokers.await_in_sync(3)
+            await assert_equal(master, service)
+            await until(lambda: service._not_in_sync() is None)
+
+    run(body())
+
+
+def test_a_slave_that_cannot_open_its_store_is_not_the_master(
+    tmp_path: Path,
+    run: Run,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    brokers = ControlledSet(tmp_path)
+    stores = UnopenedStores(monkeypatch)
+
+    async def body() -> None:
+        async with brokers.running(3):
+            await brokers.await_in_sync(3)
+            first = await brokers.await_master()
+            slaves = [one for one in brokers.services if one != first]
+            broken, healthy = sorted(slaves, key=lambda one: replica_id(brokers, one))
+            service = brokers.services[broken]
+            stores.refuse(brokers.settings(broken).broker.data)
+            service._restart_soon()
+            await until(lambda: "Input/output error" in (service._not_in_sync() or ""))
+            await crash(brokers.services.pop(first))
+            await until(lambda: brokers.master() is not None)
+            assert brokers.master() == healthy  # and waits for a second replica
+            stores.refused.clear()
+            await assert_equal(await brokers.await_in_sync(2), service)
+
+    run(body())
+
+
+def replica_id(brokers: ControlledSet, number: int) -> int:
+    contact = brokers.services[number].contact
+    assert contact is not None
+    return contact.replica_id
+
+
+async def elect(brokers: ControlledSet, number: int) -> None:
+    """Designate a replica as the master."""
+    contact = brokers.services[number].contact
+    assert contact is not None
+    assert await contact._elect(contact.replica_id, designate=True)
+
+
+class UnopenedStores:
+    """Stores that can't be opened, by their directories."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refused: set[str] = set()
+        self._real = broker_service.open_store
+        monkeypatch.setattr(broker_service, "open_store", self._open)
+
+    def refuse(self, directory: str) -> None:
+        self.refused.add(directory)
+
+    def _open(self, config: Settings, *arguments: Any) -> MessageStore:
+        if config.broker.data in self.refused:
+            raise OSError(errno.EIO, "Input/output error")
+        return self._real(config, *arguments)
 
 
 def test_a_slave_whose_disk_has_failed_follows_again(

@@ -58,8 +58,10 @@ class Broker(Node):
         self._registered: SetState | None = None
         self._calls = ControllerCalls(self, world, [])
         self._polling = False
-        self._confirmed_ms = 0
+        self._confirmed_ms = self.met_ms = 0
         self._unconfirmed = False
+        self._connections: dict[str, tuple[int, int]] = {}
+        """By the name of a controller: the process there, and the number of the connection."""
 
     @property
     def leads_epoch(self) -> int | None:
@@ -84,6 +86,7 @@ class Broker(Node):
         self._calls = ControllerCalls(self, self.world, self.controllers)
         self._registered = None
         self._polling = self._unconfirmed = False
+        self._connections = {}
         self._join()
 
     def stop(self, *, power: bool = False, disk: bool = False) -> None:
@@ -91,6 +94,8 @@ class Broker(Node):
         if self.services is not None:
             self.services.close(silent=power)
         self.services, self.role, self.electable = None, None, False
+        if not power:
+            self.lose_connections()
         self.end()
         if power:
             self.power_lost = True
@@ -206,9 +211,7 @@ class Broker(Node):
             if answer is None or not answer.ok or answer.state is None:
                 self._join_later()
                 return
-            leader = self._calls.leader
-            alive = leader is not None and answer.state.master_id in leader.living
-            self._registered = set_state(answer.state) if alive else None
+            self._registered = set_state(answer.state) if answer.alive else None
             self._start_services(self._meet_controllers)
 
         replica_id, name = self.replica_id, self.name
@@ -229,7 +232,7 @@ class Broker(Node):
         )
         if self.rules.forgets_power_cut:
             self.power_lost = False
-        self._confirmed_ms = world.now_ms
+        self._confirmed_ms = self.met_ms = world.now_ms
         world.every(POLL_MS, self._poll, self)
         world.every(LEASE_CHECK_MS, self._check_lease, self)
         world.every(POLL_MS, self._watch_disk, self)
@@ -280,6 +283,7 @@ class Broker(Node):
         if isinstance(action, Lead):
             self.power_lost = self.doubted = False
             self._lead(action)
+            self._check_lease()
         elif isinstance(action, TakeOver):
             if self._is_prepared():
                 self._alter(frozenset([self.role.own_id]), *action, lambda refused: None)
@@ -389,11 +393,16 @@ class Broker(Node):
         live = LiveReplica(epoch, len(self.log.data), complete=role.complete, takes_over=True)
         replica_id, life = role.own_id, self.life
 
+        if self.world.rng.random() < self.world.loss / 10:
+            self._disconnect(controller)
+        client = self._connect(controller)
+
         def arrive() -> None:
-            controller.heartbeat(replica_id, live, HEARTBEAT_TIMEOUT_MS, reply)
+            controller.heartbeat(client, replica_id, self.name, live, HEARTBEAT_TIMEOUT_MS, reply)
 
         def reply(answer: Answer) -> None:
-            self.world.send(controller, self, confirmed)
+            if answer.ok:
+                self.world.send(controller, self, confirmed)
 
         def confirmed() -> None:
             if self.life == life:
@@ -401,9 +410,34 @@ class Broker(Node):
 
         self.world.send(self, controller, arrive)
 
+    def lose_connections(self) -> None:
+        """The connections to all controllers are closed; the next heartbeats open others."""
+        for controller in self.controllers:
+            self._disconnect(controller)
+
+    def _connect(self, controller: Controller) -> int:
+        """The number of the connection to a controller."""
+        life, client = self._connections.get(controller.name, (-1, 0))
+        if life != controller.life or controller.has_closed(client):
+            self.world.connections += 1
+            client = self.world.connections
+            self._connections[controller.name] = controller.life, client
+        return client
+
+    def _disconnect(self, controller: Controller) -> None:
+        """The connection to a controller is closed; the controller notices that, perhaps late."""
+        life, client = self._connections.pop(controller.name, (-1, 0))
+
+        def closed() -> None:
+            if controller.life == life:
+                controller.disconnected(client)
+
+        if client:
+            self.world.send(self, controller, closed)
+
     def _confirmed(self, sent_ms: int) -> None:
         self._confirmed_ms = max(self._confirmed_ms, sent_ms)
-        if self._unconfirmed:
+        if self._unconfirmed and self.world.now_ms - self._confirmed_ms <= HEARTBEAT_TIMEOUT_MS:
             self._unconfirmed = False
             self._apply_confirmation()
 

@@ -5,6 +5,7 @@
 * Each member of the in-sync set that can be elected has all of both, at any time. So has the
   master of the last epoch.
 * One replica writes in an epoch, and one record at an offset.
+* A master accepts messages only as long as a controller confirms it that is confirmed by etcd.
 
 Under async flush a power cut may lose what a replica had acknowledged. Then the others of the
 in-sync set still have it, and that one must not be elected. Only if all members have lost it, the
@@ -14,9 +15,13 @@ promise ends (the table in the design: "unless all lose power within the flush i
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from tests.sim.failover_controllers import Etcd
+from penstock.controller.broker_set import BrokerSet
 from tests.sim.failover_world import World
 from tests.sim.replication_nodes import HEAD, InvariantError, ModelLog
+
+LEASE_MS = 3_000
+"""Of masters, and of controllers."""
+LEASE_CHECK_MS = 200
 
 
 class Member(Protocol):
@@ -27,6 +32,9 @@ class Member(Protocol):
     log: ModelLog
     damaged: bool
     """A power cut has taken what it may have acknowledged."""
+
+    met_ms: int
+    """When its process asked controllers for the first time."""
 
     @property
     def electable(self) -> bool:
@@ -40,9 +48,12 @@ class Member(Protocol):
 class Ledger:
     """The promises of one broker set."""
 
-    def __init__(self, world: World, etcd: Callable[[], Etcd], members: Iterable[Member]) -> None:
+    def __init__(self, world: World, members: Iterable[Member]) -> None:
         self._world = world
-        self._etcd = etcd
+        self.state: BrokerSet | None = None
+        """As it is stored."""
+        self.etcd_confirmed_ms: Callable[[], int] | None = None
+        """When etcd has confirmed a controller last; None if there is no etcd."""
         self._members = members
         self.acknowledged = b""
         """The log up to the last acknowledged record."""
@@ -67,6 +78,15 @@ class Ledger:
         if writer != member.name:
             raise InvariantError(f"{writer} and {member.name} are masters of epoch {epoch}")
         self.check()
+
+    def accepts(self, member: Member) -> None:
+        """A master accepts a message."""
+        if self.etcd_confirmed_ms is None:
+            return
+        confirmed_ms = self.etcd_confirmed_ms() + LEASE_MS  # by etcd; of controllers
+        age_ms = self._world.now_ms - max(confirmed_ms, member.met_ms)
+        if age_ms > LEASE_MS + LEASE_CHECK_MS:
+            raise InvariantError(f"{member.name} accepts messages, and may be replaced long ago")
 
     def writes(self, epoch: int, offset: int, serial: int) -> None:
         """A master appends a record."""
@@ -95,13 +115,21 @@ class Ledger:
 
     # --- what must be true then
 
-    def changed(self) -> None:
-        """The state in etcd has changed."""
+    def changed(self, state: BrokerSet | None) -> None:
+        """The controllers have stored another state."""
+        before, self.state = self.state, state
+        if state is not None:
+            if state.master_id is not None and state.master_epoch != _epoch(before):
+                self._world.events["election"] += 1
+            self._world.note(
+                f"stored: master {state.master_id}, epoch {state.master_epoch}, in sync "
+                f"{list(state.in_sync)}, number {state.in_sync_epoch}, before {list(state.before)}"
+            )
         self.check(changed=True)
 
     def check(self, *, changed: bool = False) -> None:
         """Each replica that can be elected has what was promised, and so has the master."""
-        state = self._etcd().state
+        state = self.state
         if state is None or not self.clean:
             return
         electable = state.before or state.in_sync
@@ -142,6 +170,10 @@ class Ledger:
         self.acknowledged, self.seen = self.acknowledged[:end], self.seen[:end]
         self._world.events["all members lost power"] += 1
         self._world.note(f"promised is only {end} of {len(promised)} bytes")
+
+
+def _epoch(state: BrokerSet | None) -> int:
+    return 0 if state is None else state.master_epoch
 
 
 def _common(log: bytearray, promised: bytes) -> int:

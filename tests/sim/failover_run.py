@@ -9,14 +9,21 @@ lost while another member of the in-sync set has all that is promised. In the en
 again: then a master must be elected, all logs must become equal, and sends must be acknowledged.
 """
 
+import logging
+import random
 import sys
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import NamedTuple
+from unittest.mock import patch
 
 from penstock.replication.replicas import ReplicaRules
+from penstock.server.controller import broker_set_states
 from tests.sim.failover_broker import Broker
-from tests.sim.failover_controllers import Controller, ControllerRules, Etcd
+from tests.sim.failover_controllers import Controller, ControllerRules, StateFile
+from tests.sim.failover_disturbances import Disturbances, EtcdFaults
+from tests.sim.failover_etcd import Etcd
 from tests.sim.failover_ledger import Ledger
 from tests.sim.failover_rules import BrokerRules, Mode
 from tests.sim.failover_services import MasterService
@@ -24,10 +31,13 @@ from tests.sim.failover_world import Node, World
 from tests.sim.replication_nodes import RECORD_BYTES_MAX, InvariantError
 
 STEPS = 120
-CONVERGENCE_MS = 45_000
-"""How long it may take until everything works again. A replica that may have lost the end of its
-log waits 10 s, and requests of which the outcome is not known are waited for 5 s."""
+CONVERGENCE_MS = 60_000
+"""How long it may take until everything works again. Pauses end after 9 s. A replica that may have
+lost the end of its log waits 10 s, and so do controllers that have missed something. Requests of
+which the outcome is not known are waited for 5 s."""
 LAG_MS = 1_500
+TICK_MS = 250
+"""How often controllers look for what has expired; more rarely than in reality, to save time."""
 
 
 class Rules(NamedTuple):
@@ -60,18 +70,22 @@ class Life:
             frame_bytes_max=rng.choice((50, 150, 1000))
         )
         self.brokers: list[Broker] = []
-        self.ledger = Ledger(world, lambda: self.etcd, self.brokers)
+        self.ledger = Ledger(world, self.brokers)
         self.etcd = Etcd(world, self.ledger.changed, compares=rules.controller.compares)
+        count = rng.choice((1, 2, 2, 3))
+        file = StateFile(self.ledger.changed) if count == 1 and rng.random() < 0.7 else None
         self.controllers = [
-            Controller(index, world, self.etcd, rules.controller)
-            for index in range(rng.choice((1, 2, 3)))
+            Controller(index, world, self.etcd, rules.controller, file) for index in range(count)
         ]
+        self.faults = EtcdFaults(world, self.etcd, [] if file else self.controllers)
+        if file is None:
+            self.ledger.etcd_confirmed_ms = lambda: self.etcd.confirmed_ms
         for index in range(rng.choice((2, 3, 3, 4))):
             self.brokers.append(Broker(f"b{index}", world, self.ledger, mode, rules.broker))
         by_name = {broker.name: broker for broker in self.brokers}
         for controller in self.controllers:
             controller.brokers.update(by_name)
-            controller.unclean = mode.unclean
+            controller.unclean_elections = mode.unclean
         self.ledger.clean = not mode.unclean
         flush_ms = rng.choice((5, 20)) if mode.sync_flush else rng.choice((50, 200, 500))
         for broker in self.brokers:
@@ -93,7 +107,8 @@ class Life:
             (self._partition, 1),
             (self._cut_links, 2),
             (self._stop_controller, 0.7),
-            (self._stop_etcd, 0.5),
+            (self._stop_etcd, 0.4),
+            (self._disturb_etcd, 0.7),
             (self._designate, 1),
             (self._tell_late, 1),
         ]
@@ -103,6 +118,13 @@ class Life:
         self.weights.append(rng.choice((2, 8, 20)))
 
     def run(self) -> None:
+        try:
+            self._run()
+        finally:
+            for controller in self.controllers:
+                controller.end()
+
+    def _run(self) -> None:
         rng, world = self.rng, self.world
         world.run(2_000)
         for _ in range(STEPS):
@@ -112,6 +134,7 @@ class Life:
                 world.run(rng.choice(self.gaps))
             self._recover()
         self._converge()
+        self._disturb()
 
     def _flush(self) -> None:
         for broker in self.brokers:
@@ -168,7 +191,7 @@ class Life:
             self.world.events["power cut"] += 1
 
     def _lose_disk(self) -> None:
-        broker, state = self._some_broker(), self.etcd.state
+        broker, state = self._some_broker(), self.ledger.state
         if broker is None or state is None or self.mode.unclean:
             return
         left = [
@@ -192,7 +215,8 @@ class Life:
     def _pause(self) -> None:
         nodes: list[Node] = [*self._up(), *self.controllers]
         node = self.rng.choice(nodes)
-        duration_ms = self.rng.choice((50, 500, 2_000, 5_000))
+        longest_ms = 9_000 if isinstance(node, Controller) else 5_000
+        duration_ms = self.rng.choice((50, 500, 2_000, longest_ms))
         self.world.note(f"{node.name} is paused for {duration_ms} ms")
         node.paused_until_ms = self.world.now_ms + duration_ms
         self.world.events["pause"] += 1
@@ -234,21 +258,28 @@ class Life:
             controller.end()
 
     def _stop_etcd(self) -> None:
-        """No node reaches etcd; what is on the way arrives."""
-        duration_ms = self.rng.choice((200, 1_500, 4_000))
-        names = [controller.name for controller in self.controllers]
-        pairs = [(name, "etcd") for name in names]
-        if self.rng.random() < 0.5:
-            pairs = [(b, a) for a, b in pairs]  # requests take effect, answers are lost
-        self.world.note(f"etcd does not answer for {duration_ms} ms")
-        self.world.block(pairs, duration_ms)
-        self.world.events["etcd unavailable"] += 1
+        """For longer than leases, or than the grace of controllers."""
+        self.faults.stop(self.rng.choice((200, 1_500, 1_500, 5_000, 12_000, 20_000)))
+
+    def _disturb_etcd(self) -> None:
+        """What is shared by controllers fails in other ways."""
+        faults, rng = self.faults, self.rng
+        rng.choice(
+            (
+                lambda: faults.lose_leader(rng.choice((300, 2_000, 6_000))),
+                lambda: faults.interrupt_watches(0.5),
+                lambda: faults.hold_watches(self.controllers, rng.choice((500, 4_000))),
+                lambda: faults.expire_lease(rng.choice(self.controllers)),
+                faults.compact,
+            )
+        )()
 
     def _designate(self) -> None:
         """An operator has another replica elected, or a master hands over."""
-        broker, state = self.rng.choice(self.brokers), self.etcd.state
+        broker, state = self.rng.choice(self.brokers), self.ledger.state
         controller = self.rng.choice(self.controllers)
-        if controller.up and broker.replica_id is not None and state is not None:
+        able = controller.up and controller.paused_until_ms <= self.world.now_ms
+        if able and broker.replica_id is not None and state is not None:
             self.world.note(f"{broker.name} is designated")
             controller.elect(broker.replica_id, lambda answer: None, designated=True)
 
@@ -274,13 +305,14 @@ class Life:
         self.world.note("all failures end")
         self.world.heal()
         for node in (*self.brokers, *self.controllers):
-            node.paused_until_ms = 0
             if isinstance(node, Broker) and node.up and node.log.failed:
                 node.stop()  # by an operator: perhaps no other replica can be the master
             if not node.up:
                 node.start()
+        self.etcd.elect_leader()
         for controller in self.controllers:
             controller.early_death = 0.0
+            controller.refused_wrongly.clear()
         self._until(self._works, "the set does not work")
         acknowledged = self.world.events["acknowledged"]
 
@@ -293,11 +325,19 @@ class Life:
         self._until(sent, "no acknowledgement")
         self._until(self._works, "the set does not work after a send")
 
+    def _disturb(self) -> None:
+        master = self._master()
+        if master is None or self.rng.random() < 0.5:
+            return
+        self.world.note("the set is disturbed")
+        Disturbances(self.world, self.faults, self.controllers, master.broker, self.ledger).run()
+        self._until(self._works, "the set does not work after a disturbance")
+
     def _needs_operator(self) -> bool:
         """Whether a member of the in-sync set has lost its disk, and all others may have lost the
         end of their logs, with their power or because their disks have failed: nobody knows what is
         lost."""
-        state = self.etcd.state
+        state = self.ledger.state
         members = set() if state is None else set(state.before or state.in_sync)
         present = [broker for broker in self.brokers if broker.replica_id in members]
         return len(present) < len(members) and all(
@@ -308,11 +348,11 @@ class Life:
         until_ms = self.world.now_ms + CONVERGENCE_MS
         while self.world.now_ms < until_ms:
             self.world.run(100)
-            if self._needs_operator() and not self.controllers[0].unclean:
+            if self._needs_operator() and not self.controllers[0].unclean_elections:
                 self.world.events["operator"] += 1
                 self.ledger.clean = False
                 for controller in self.controllers:
-                    controller.unclean = True
+                    controller.unclean_elections = True
             for broker in self.brokers:
                 service = broker.services
                 if isinstance(service, MasterService):
@@ -322,7 +362,7 @@ class Life:
         raise InvariantError(f"{otherwise} after {CONVERGENCE_MS} ms: {self._why()}")
 
     def _master(self) -> MasterService | None:
-        state = self.etcd.state
+        state = self.ledger.state
         if state is None:
             return None
         elected = state.master_id, state.master_epoch
@@ -334,7 +374,7 @@ class Life:
         return None
 
     def _works(self) -> bool:
-        master, state = self._master(), self.etcd.state
+        master, state = self._master(), self.ledger.state
         if master is None or state is None:
             return False
         same = all(broker.log.data == master.broker.log.data for broker in self.brokers)
@@ -343,7 +383,7 @@ class Life:
         return same and set(state.in_sync) == ids and not master.refusal and shown
 
     def _why(self) -> str:
-        state = self.etcd.state
+        state = self.ledger.state
         if state is None:
             return "no state"
         listed = ", ".join(
@@ -360,8 +400,17 @@ def run_seed(
     seed: int, rules: Rules | None = None, trace: Callable[[str], None] | None = None
 ) -> Counter[str]:
     """Run a seed and count what happened; raises what is wrong."""
-    life = Life(seed, rules or Rules(), trace)
-    life.run()
+    rules = rules or Rules()
+    random.seed(seed)  # the pause after conflicts of controllers
+    penstock, level = logging.getLogger("penstock"), logging.getLogger("penstock").level
+    penstock.setLevel(logging.CRITICAL)
+    decisions = SimpleNamespace(elect=rules.controller.elect)
+    try:
+        with patch.multiple(broker_set_states, decisions=decisions, TICK_MS=TICK_MS):
+            life = Life(seed, rules, trace)
+            life.run()
+    finally:
+        penstock.setLevel(level)
     return life.world.events
 
 

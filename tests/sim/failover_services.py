@@ -98,6 +98,7 @@ class MasterService:
         broker = self.broker
         if self.refusal:
             return False
+        broker.ledger.accepts(broker)
         last = broker.log.history.last
         assert last is not None
         broker.log.append(last.number, serial, length)

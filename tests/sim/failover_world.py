@@ -47,9 +47,13 @@ class World:
         self.now_ms = 0
         self.events: Counter[str] = Counter()
         self.trace = trace
+        self.error: BaseException | None = None
+        """An error in a process that nobody has handled."""
         self.loss = rng.choice((0.0, 0.01, 0.05))
         self.slow = rng.choice((0.0, 0.01, 0.05, 0.2))
         """How probable it is that a message takes long."""
+        self.connections = 0
+        """Of brokers to controllers, so far."""
         self._queue: list[tuple[int, int, Call, Node | None, int]] = []
         self._count = 0
         self._blocked: dict[tuple[str, str], int] = {}
@@ -88,6 +92,8 @@ class World:
                     heapq.heappush(queue, (node.paused_until_ms, count, call, node, life))
                     continue
             call()
+            if self.error is not None:
+                raise self.error
         self.now_ms = until_ms
 
     # --- network

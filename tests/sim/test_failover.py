@@ -11,7 +11,7 @@ import pytest
 from tests.depth import rounds
 from tests.sim.failover_run import MODES, run_seed
 
-SEEDS = rounds(ci=400, proof=12_000)
+SEEDS = rounds(ci=250, proof=12_000)
 GROUP = 50
 """Seeds of one test."""
 TRACE_LINES = 25
@@ -48,10 +48,14 @@ def test_everything_happens() -> None:
         "acknowledged",
         "all members lost power",
         "crash",
+        "disturbed without an election",
         "election",
         "etcd unavailable",
+        "etcd without a leader",
         "failed disk",
+        "isolated",
         "lease expired",
+        "lease of a controller expired",
         "lost disk",
         "master presumed",
         "operator",
@@ -59,8 +63,14 @@ def test_everything_happens() -> None:
         "pause",
         "power cut",
         "replaced master refused",
+        "report written late",
+        "report written meanwhile",
+        "reports forgotten",
+        "silent watch noticed",
         "taken for dead",
         "truncation",
+        "watch compacted",
+        "watch interrupted",
     }
 
 

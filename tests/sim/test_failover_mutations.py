@@ -12,14 +12,18 @@ import msgspec
 import pytest
 
 from penstock.controller import decisions
-from penstock.controller.broker_set import BrokerSet, LiveReplica, Living
+from penstock.controller.broker_set import BrokerSet, Heartbeat, LiveReplica, Living
 from penstock.controller.decisions import ControllerDecision
-from penstock.errors import LogsDiffer
+from penstock.errors import EtcdOutcomeUnknown, LogsDiffer
 from penstock.replication.agreed_replicas import AgreedReplicas
 from penstock.replication.controlled_role import ControlledRole, Follow, Lead, SetState, TakeOver
 from penstock.replication.epoch_frames import MasterHandshake
 from penstock.replication.replicas import NO_LIMIT, Replica
 from penstock.replication.slave_session import EpochSlaveSession
+from penstock.server.controller.broker_set_states import Decide, StoredBrokerSetStates
+from penstock.server.controller.etcd.reported_liveness import ReportedLiveness
+from penstock.server.controller.etcd.reports import Reports
+from penstock.server.controller.living_replicas import ReplicaKey
 from tests.depth import rounds
 from tests.sim.failover_controllers import ControllerRules
 from tests.sim.failover_rules import BrokerRules
@@ -207,6 +211,74 @@ def alter_without_number(
     return decisions.alter_in_sync(state, name, living, **options)
 
 
+# --- what controllers share
+
+
+class DecidesAgain(StoredBrokerSetStates):
+    """Decides again if the answer of etcd is lost."""
+
+    async def _decide(self, name: str, decide: Decide) -> ControllerDecision:
+        while True:
+            try:
+                return await super()._decide(name, decide)
+            except EtcdOutcomeUnknown:
+                continue
+
+
+class ConfirmsAlways(StoredBrokerSetStates):
+    """Confirms heartbeats although etcd has not confirmed this controller."""
+
+    def heartbeat(self, heartbeat: Heartbeat) -> str:
+        super().heartbeat(heartbeat)
+        return ""
+
+
+class DecidesByView(ReportedLiveness):
+    """Does not read the reports again before a decision."""
+
+    async def living(self, name: str) -> Living:
+        return self.last_seen(name)
+
+
+class WithoutGrace(ReportedLiveness):
+    """A report that is gone after an interruption of the watch kills."""
+
+    def tick(self) -> None:
+        self._local.heard_elsewhere(self._view.reports)
+        self._local.tick()
+
+
+class IgnoresOthers(ReportedLiveness):
+    """A replica from which only others hear stays dead."""
+
+    def tick(self) -> None:
+        dead = dict(self._local._dead)
+        super().tick()
+        self._local._dead |= dead
+
+
+class TrustsWatch(ReportedLiveness):
+    """Does not mind that reports may have expired while it was isolated."""
+
+    def _was_isolated(self) -> bool:
+        return False
+
+
+class ForgetsAlways(Reports):
+    """Deletes reports also if one was written meanwhile."""
+
+    async def forget(self, key: ReplicaKey, revision: int) -> bool:
+        return await super().forget(key, 2**62)
+
+
+class ReportsOnce(Reports):
+    """Does not report again with a new lease."""
+
+    def heartbeat(self, heartbeat: Heartbeat) -> None:
+        self._reported_with = self._lease.id
+        super().heartbeat(heartbeat)
+
+
 def _broker(**rules: Any) -> Rules:
     return Rules(broker=BrokerRules(**rules))
 
@@ -256,12 +328,21 @@ MUTATIONS: dict[str, tuple[tuple[int, ...], Rules]] = {
     "takes requests of any master": (CLEAN, _controller(alter=alter_unchecked)),
     "does not compare the number of the set": (CLEAN, _controller(alter=alter_without_number)),
     "swaps without comparing": (CLEAN, _controller(compares=False)),
-    "decides again after a lost answer": (CLEAN, _controller(decides_again=True)),
+    "decides again after a lost answer": (CLEAN, _controller(states=DecidesAgain)),
     "receives before it has stored any epoch": (CLEAN, _broker(slave=ReceivesAtOnce)),
     "takes what was not flushed for flushed": (
         (SYNC, LONE), _broker(keeps_unflushed=True),
     ),
     "takes over although its disk has failed": (CLEAN, _broker(ignores_failed_disk=True)),
+    "decides without reading the reports again": (CLEAN, _controller(liveness=DecidesByView)),
+    "a report that is gone after an interruption kills": (
+        CLEAN, _controller(liveness=WithoutGrace),
+    ),
+    "confirms heartbeats while it is isolated": (CLEAN, _controller(states=ConfirmsAlways)),
+    "a replica that others hear stays dead": (CLEAN, _controller(liveness=IgnoresOthers)),
+    "forgets what was reported meanwhile": (CLEAN, _controller(reports=ForgetsAlways)),
+    "does not report again with a new lease": (CLEAN, _controller(reports=ReportsOnce)),
+    "trusts a watch that went on without a lease": (CLEAN, _controller(liveness=TrustsWatch)),
 }  # fmt: skip
 
 

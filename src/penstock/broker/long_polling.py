@@ -1,10 +1,10 @@
 """Long polling: requests that wait until messages arrive, or until their deadline.
 
 A pull waits at its queue; an arrival there wakes all requests of the queue. They are woken together
-with those of other queues when the reads of this loop iteration have been served, so that what
-arrives in one iteration goes out together. POP requests of one group wait in a `WaitQueue` for any
-of several queues. An arrival wakes one of them, and a request that leaves messages behind wakes the
-next. So a message wakes one of a thousand requests, not all of them.
+with those of other queues when the reads of this loop iteration have been served, or a moment later
+under load, so that what arrives until then goes out together. POP requests of one group wait in a
+`WaitQueue` for any of several queues. An arrival wakes one of them, and a request that leaves
+messages behind wakes the next. So a message wakes one of a thousand requests, not all of them.
 
 One loop iteration wakes a limited number of pulls, and one tick answers a limited number of
 requests, so that a message that very many of them wait for, or a deadline that very many have in
@@ -79,6 +79,7 @@ class LongPolling:
         self._to_wake: deque[SuspendedRequest] = deque()
         self._waking_soon = False
         self._wake: Callable[[SuspendedRequest, bool], None] = lambda suspended, last: None
+        self._gather: Callable[[Callable[[], None]], None] = lambda call: call()
         self._call_soon: Callable[[Callable[[], None]], None] = lambda call: call()
         store.on_arrival(self._arrived)
 
@@ -89,13 +90,16 @@ class LongPolling:
         self,
         wake: Callable[[SuspendedRequest, bool], None],
         call_soon: Callable[[Callable[[], None]], None] = lambda call: call(),
+        gather: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         """Call `wake(request, last)` for each request that is to be retried.
 
-        `call_soon` calls a function in the next loop iteration.
+        `call_soon` calls a function in the next loop iteration; `gather` does so after a first
+        arrival, perhaps a little later.
         """
         self._wake = wake
         self._call_soon = call_soon
+        self._gather = gather or call_soon
 
     def count_of(self, client: ClientId) -> int:
         """How many requests of a client are suspended."""
@@ -229,7 +233,7 @@ class LongPolling:
                 self.watch(waiting)
         if self._to_wake and not self._waking_soon:
             self._waking_soon = True
-            self._call_soon(self._wake_some)
+            self._gather(self._wake_some)
 
     def _wake_some(self) -> None:
         """Wake pulls, and the rest of very many in the next loop iterations."""

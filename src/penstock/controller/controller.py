@@ -328,6 +328,7 @@ def _master_fields(state: BrokerSet) -> dict[str, str]:
         fields["penstockMasterIncomplete"] = "true"
     if state.before:  # the master has to take over
         fields["penstockTakesOver"] = "true"
+        fields["penstockBefore"] = ",".join(map(str, state.before))
     return fields
 
 

@@ -23,7 +23,8 @@ member of the set before can be elected instead, in case this one is dead. So it
 acknowledge messages nor show its log to readers.
 
 The log of a replica whose disk has failed is not complete either (`doubt_log`). If such a replica
-is elected, it does not lead, and asks for another election.
+is elected, it does not lead, and asks for another election. Neither does a replica lead while its
+store can't be opened (`unable`).
 
 RocketMQ's controllers do not know incomplete logs, and do not elect a master that is alive. They
 get no heartbeats (`alive`) while the log is incomplete, or while they take this replica for the
@@ -32,6 +33,8 @@ incomplete log is to be elected all the same: then all replicas may be in that s
 """
 
 from typing import NamedTuple
+
+from penstock.wire.java_numbers import parse_long
 
 UNSURE_MS = 10_000
 
@@ -48,6 +51,15 @@ class SetState(NamedTuple):
     """The controllers knew that the log of the master may be incomplete."""
     taken_over: bool = True
     """The master has taken over."""
+    before: frozenset[int] = frozenset()
+    """The members before the election, each of which has every acknowledged message, until the
+    master has taken over."""
+
+
+def read_ids(text: str) -> frozenset[int]:
+    """The numbers of replicas in a field of controllers, separated by commas."""
+    numbers = (parse_long(part) for part in text.split(","))
+    return frozenset(number for number in numbers if number is not None)
 
 
 class Lead(NamedTuple):
@@ -86,6 +98,8 @@ class ControlledRole:
         """The epoch of the last master that was led or followed."""
         self.leads = False
         self._followed = 0, ""
+        self.unable = False
+        """The store can't be opened now: other replicas have to lead."""
         self.state: SetState | None = None
         """The last news of the present epoch."""
 
@@ -113,13 +127,15 @@ class ControlledRole:
     def _may_lead(self, state: SetState) -> bool:
         """Whether an election counts for this replica: it may have been the master of that epoch
         before it was started, and the controllers may have assumed that its log is complete."""
-        return state.master_epoch > self._log_epoch and (self._sure or state.master_incomplete)
+        sure = self._sure or state.master_incomplete
+        return state.master_epoch > self._log_epoch and sure and not self.unable
 
     def _lead(self, state: SetState) -> Lead:
         return Lead(state.master_epoch, state.in_sync, state.in_sync_epoch)
 
     def _follow(self, state: SetState) -> Follow | None:
-        if (state.master_epoch, state.master_address) == self._followed:
+        resigned = state.master_id == self.own_id
+        if resigned or (state.master_epoch, state.master_address) == self._followed:
             return None
         self._followed = state.master_epoch, state.master_address
         return Follow(state.master_address, state.master_epoch)
@@ -143,10 +159,16 @@ class ControlledRole:
         """The disk has failed: the log may lack what this replica has acknowledged."""
         self._sure = False
 
+    def resign(self) -> None:
+        """Lead no more in this epoch, in which nothing was acknowledged. To lead again, this
+        replica needs another election, as after its start."""
+        self._log_epoch = max(self._log_epoch, self.epoch)
+        self.leads = False
+
     @property
     def complete(self) -> bool:
-        """Whether the log has all that this replica has ever acknowledged."""
-        return self._sure
+        """Whether the log has all that this replica has ever acknowledged, and can be read."""
+        return self._sure and not self.unable
 
     def alive(self, now_ms: int) -> bool:
         """Whether heartbeats may be sent to controllers that do not know incomplete logs.
@@ -156,7 +178,7 @@ class ControlledRole:
         """
         if not self._sure and now_ms - self._waits_since_ms > UNSURE_MS:
             self._sure = self.state is not None and self.state.master_id is None
-        return self._sure and not self._taken_for_master
+        return self.complete and not self._taken_for_master
 
     @property
     def needs_election(self) -> bool:

@@ -36,6 +36,7 @@ from penstock.server.client_calls import ClientCalls
 from penstock.server.group_notifications import GroupNotifications
 from penstock.server.pending_response import PendingResponse, ResponseConnection
 from penstock.server.table_writes import TableWrites
+from penstock.server.wake_pace import WakePace
 from penstock.server.woken_responses import WokenResponses
 from penstock.store.disk import disk_failure
 from penstock.wire.codes import ResponseCode
@@ -128,10 +129,12 @@ class AnswerExecutor:
         self._stepping = False  # `_run_steps` is called in the next loop iteration
         self._woken = WokenResponses()
         self._collecting = False  # `_woken` is flushed at the end of the running work
+        self._pace = WakePace()
+        self._woken_messages = 0  # how many messages woken pulls have got
         self.thread_jobs = 0
         self.refusals: dict[str, int] = {}  # by the error's name
         if long_polling is not None:
-            long_polling.on_wake(self.wake, self._work_soon)
+            long_polling.on_wake(self.wake, self._work_soon, self._gather)
 
     # --- answers
 
@@ -323,6 +326,7 @@ class AnswerExecutor:
         outcome = self._woken.write(pending, pull)
         if outcome == WRITTEN:
             self._server.responded(pending, ResponseCode.SUCCESS)
+            self._woken_messages = pull.handler.woken_messages
             if not self._collecting:
                 self._woken.flush()
         elif outcome == WAITS:
@@ -333,19 +337,26 @@ class AnswerExecutor:
         return outcome in (WRITTEN, WAITS)
 
     def _work_soon(self, work: Callable[[], None]) -> None:
-        """Do work in the next loop iteration; the responses to the pulls that it wakes are sent
-        together."""
+        """Wake requests in the next loop iteration."""
+        self._server.soon(self._wake_together, work)
 
-        def do_work() -> None:
-            self._collecting = True
-            try:
-                work()
-            finally:
-                self._collecting = False
-                self._woken.flush()
-            self._server.after_work()
+    def _gather(self, work: Callable[[], None]) -> None:
+        """Wake requests soon, together with those for which messages arrive until then."""
+        delay_ms = self._pace.delay_ms(self._woken_messages, self._server.monotonic_ms())
+        if delay_ms:
+            self._server.later(delay_ms, self._wake_together, work)
+        else:
+            self._server.soon(self._wake_together, work)
 
-        self._server.soon(do_work)
+    def _wake_together(self, work: Callable[[], None]) -> None:
+        """Wake requests; the responses to pulls are sent together."""
+        self._collecting = True
+        try:
+            work()
+        finally:
+            self._collecting = False
+            self._woken.flush()
+        self._server.after_work()
 
     # --- effects
 

@@ -388,13 +388,16 @@ class Disk:
             self.close_file(fd)
         self.sync_directory(path.parent)
 
-    def replace(self, path: Path, data: bytes) -> None:
-        """Replace a file atomically; the old content is kept as .bak."""
+    def replace(self, path: Path, data: bytes, *, backup: bool = True) -> None:
+        """Replace a file. A crash leaves the old content or the new one.
+
+        The old content is kept as .bak. If the crash comes in between, only that exists. Without
+        `backup`, the file itself always exists.
+        """
         beside = path.with_name(path.name + ".tmp")
         self.write_file(beside, data)
-        if path.exists():
-            backup = path.with_name(path.name + ".bak")
-            self.rename(path, backup)
+        if backup and path.exists():
+            self.rename(path, path.with_name(path.name + ".bak"))
             self.sync_directory(path.parent)
         self.rename(beside, path)
         self.sync_directory(path.parent)

@@ -15,6 +15,9 @@ SAFE: Mapping[str, Any] = {
 }
 """What Penstock does by default."""
 HEARTBEAT_MS, TIMEOUT_MS, SCAN_MS = 200, 1_500, 200
+HA_HEARTBEAT_MS = 200
+"""Masters and slaves of Penstock take a connection for dead that is silent for longer than their
+`idle_ms`."""
 JVM = ("-Xms128m", "-Xmx384m", "-XX:MaxDirectMemorySize=256m", *apache.QUICK_START)
 
 
@@ -52,6 +55,7 @@ def broker(
         brokerHeartbeatInterval=HEARTBEAT_MS,
         controllerHeartBeatTimeoutMills=TIMEOUT_MS,
         haHousekeepingInterval=2_000,
+        haSendHeartbeatInterval=HA_HEARTBEAT_MS,
         slaveReadEnable=True,
         autoCreateTopicEnable=False,
         **settings,

@@ -55,16 +55,23 @@ class Plan(NamedTuple):
     """Otherwise the state is in files, of one controller."""
     sync_flush: bool = True
     settings: Mapping[str, Any] = REPLICATION
-    """Settings of the replication."""
+    """Settings of the replication of Penstock's brokers."""
     topics: tuple[str, ...] = ()
     """Topics that all replicas have from the beginning: slaves copy the table of topics only every
     few seconds."""
     queues: int = 3
     """Of each topic."""
-    apache_brokers: str = ""
-    """The version of Apache's brokers, if they are Apache's; `settings` are theirs then."""
-    apache_controller: str = ""
-    """The version of Apache's controller, if it is Apache's."""
+    apache_brokers: tuple[str, ...] = ()
+    """The machines whose brokers are Apache's."""
+    apache_settings: Mapping[str, Any] = {}
+    """Settings of Apache's brokers."""
+    apache_controller: bool = False
+    apache_version: str = ""
+    """Of brokers and controller."""
+
+    @property
+    def has_apache(self) -> bool:
+        return self.apache_controller or bool(self.apache_brokers)
 
 
 class SetState(NamedTuple):
@@ -109,7 +116,7 @@ class Cluster:
                 self.root / f"apache-{name}",
                 host=self.network.address(name),
                 port=CONTROLLER_PORT,
-                version=self.plan.apache_controller,
+                version=self.plan.apache_version,
             )
             self._add(name, CONTROLLER_PORT, words, environment)
             return
@@ -117,7 +124,7 @@ class Cluster:
         self._add(name, CONTROLLER_PORT, penstock_command("controller", "-c", str(file)))
 
     def _add_broker(self, name: str) -> None:
-        if self.plan.apache_brokers:
+        if name in self.plan.apache_brokers:
             words, environment = apache_servers.broker(
                 self.root / f"apache-{name}",
                 self.disk(name),
@@ -126,8 +133,8 @@ class Cluster:
                 port=BROKER_PORT,
                 nameserver=self.nameserver,
                 controllers=self.addresses(self.controllers, CONTROLLER_PORT, ";"),
-                settings=self.plan.settings,
-                version=self.plan.apache_brokers,
+                settings=self.plan.apache_settings,
+                version=self.plan.apache_version,
             )
             self._add(name, BROKER_PORT, words, environment)
             return
@@ -181,6 +188,7 @@ class Cluster:
             """
 
     def _broker_settings(self, name: str) -> str:
+        """Apache's slaves copy the tables of a master by its VIP channel."""
         address = self.network.address(name)
         controllers = self.addresses(self.controllers, CONTROLLER_PORT, ";")
         replication = {"controllers": controllers, "read_from_slaves": True, **self.plan.settings}
@@ -194,7 +202,7 @@ class Cluster:
             data = "{self.disk(name)}"
             nameservers = "{self.nameserver}"
             probe_port = 0
-            vip_port = 0
+            vip_port = {-1 if self.plan.apache_brokers else 0}
             [store]
             sync_flush = {json.dumps(self.plan.sync_flush)}
             segment_bytes = 1048576
@@ -364,6 +372,17 @@ class Cluster:
                 return state
             if loop.time() > deadline:
                 raise TimeoutError(f"not all replicas are in sync within {within_s} s: {state}")
+            await asyncio.sleep(POLL_S)
+
+    async def await_running_master(self, *, within_s: float) -> None:
+        """Wait until the controllers name a master whose process runs; raises TimeoutError."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within_s
+        while (state := await self.state()) is None or (
+            state.master is None or not self.servers[state.master].running
+        ):
+            if loop.time() > deadline:
+                raise TimeoutError(f"no running replica was elected within {within_s} s: {state}")
             await asyncio.sleep(POLL_S)
 
     def last_lines(self) -> str:

@@ -4,6 +4,9 @@ A fault is an async context manager: it begins, says what it did, lasts for as l
 and ends. Faults may overlap. Which machines take part depends on who is the master at that time, so
 a seed repeats the kinds of faults and their times, but not every detail.
 
+Most faults last for a moment. Outages of etcd that outlast its leases are rare, because a history
+waits for their end.
+
 Faults do not take away more than the promise allows: a disk is deleted only when all replicas are
 in sync. So there is always a replica with every acknowledged message.
 """
@@ -11,8 +14,8 @@ in sync. So there is always a replica with every acknowledged message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from random import Random
 from typing import TypeAlias
 
@@ -20,6 +23,15 @@ from tests.compat.histories.cluster import BROKERS, NAMESERVER, Cluster
 from tests.compat.histories.machines_network import CLIENTS, Direction, both_ways
 from tests.compat.histories.server_process import ServerProcess
 
+LENGTH_S = (0.3, 2.2)
+"""How long a fault lasts."""
+OUTAGE_S = (4.0, 15.0)
+"""How long etcd is away: always longer than its leases (3 s), and sometimes than the time for which
+controllers presume that a master is alive (10 s)."""
+RARE_EVERY = 19
+"""Has no divisor in common with the numbers by which seeds choose the other properties in turn."""
+ELECTED_S = 60.0
+"""Longer than any election takes on a busy machine; reaching it is an error."""
 CLOCK_STEPS_S = (-3_600.0, -30.0, -2.0, 2.0, 30.0, 3_600.0)
 WHOLE_S = 6.0
 """How long the deletion of a disk waits for all replicas to be in sync."""
@@ -338,6 +350,42 @@ async def isolate_a_controller_from_etcd(cluster: Cluster, rng: Random) -> Async
         yield f"{name} is separated from etcd"
 
 
+@asynccontextmanager
+async def _etcd_away(cluster: Cluster, rng: Random) -> AsyncIterator[str]:
+    servers = [cluster.servers[name] for name in cluster.etcd]
+    how = rng.choice(("killed", "stopped (SIGSTOP)", "separated from the controllers"))
+    async with AsyncExitStack() as away:
+        match how:
+            case "killed":
+                await away.enter_async_context(_killed(*servers))
+            case "stopped (SIGSTOP)":
+                for server in servers:
+                    await away.enter_async_context(_frozen(server))
+            case _:
+                links = both_ways(cluster.controllers, cluster.etcd)
+                await away.enter_async_context(_lost(cluster, links))
+        yield f"all members of etcd are {how} for long"
+
+
+@asynccontextmanager
+async def etcd_outage(cluster: Cluster, rng: Random) -> AsyncIterator[str]:
+    async with _etcd_away(cluster, rng) as what:
+        yield what
+
+
+@asynccontextmanager
+async def etcd_outage_with_dead_master(cluster: Cluster, rng: Random) -> AsyncIterator[str]:
+    """The master dies during the outage, and comes back when another one has been elected."""
+    state = await cluster.await_in_sync()
+    master = state.master or ""
+    async with AsyncExitStack() as dead:
+        async with _etcd_away(cluster, rng) as what:
+            await asyncio.sleep(rng.uniform(*LENGTH_S))
+            await dead.enter_async_context(_killed(cluster.servers[master]))
+            yield f"{what}, and {master}, the master, is killed"
+        await cluster.await_running_master(within_s=ELECTED_S)
+
+
 ALWAYS: tuple[BeginFault, ...] = (
     kill_master, isolate_master, freeze_master, split, stop_master, one_way,
     isolate_master_with_clients, delete_disk_of_master, kill_controller, bridge,
@@ -346,13 +394,18 @@ ALWAYS: tuple[BeginFault, ...] = (
     kill_all_brokers, freeze_slave, controllers_see_only_slaves, kill_nameserver,
     isolate_controllers,
 )  # fmt: skip
-NEEDS_ALL_REPLICAS: tuple[BeginFault, ...] = (delete_disk_of_master, delete_disk_of_slave)
+NEEDS_ALL_REPLICAS: tuple[BeginFault, ...] = (
+    delete_disk_of_master, delete_disk_of_slave, etcd_outage_with_dead_master,
+)  # fmt: skip
 """These begin when other faults have ended."""
 WITH_CLOCKS: tuple[BeginFault, ...] = (step_clock,)
 WITH_ETCD: tuple[BeginFault, ...] = (
     kill_etcd_leader, freeze_etcd_leader, isolate_etcd_leader, isolate_a_controller_from_etcd,
     kill_all_etcd,
 )  # fmt: skip
+RARE: Mapping[int, BeginFault] = {4: etcd_outage, 13: etcd_outage_with_dead_master}
+"""Faults that last for `OUTAGE_S` and need etcd. A history has one if its seed has this remainder
+when it is divided by `RARE_EVERY`."""
 
 
 WITH_APACHE: tuple[BeginFault, ...] = (
@@ -362,9 +415,30 @@ WITH_APACHE: tuple[BeginFault, ...] = (
 """Apache's servers are slow to start, and their clock can't be set here."""
 
 
-def faults_of(cluster: Cluster) -> list[BeginFault]:
-    """The faults that are possible here."""
-    if cluster.plan.apache_brokers or cluster.plan.apache_controller:
+def chosen_faults(cluster: Cluster, seed: int, rng: Random, count: int) -> list[BeginFault]:
+    """The faults of a history. Seeds take turns for one of them."""
+    available = _faults_of(cluster)
+    chosen = [available[seed % len(available)]]
+    chosen += rng.choices(available, k=count - 1)
+    if cluster.etcd and (rare := rare_fault(seed)) is not None:
+        chosen[-1] = rare
+    rng.shuffle(chosen)
+    return chosen
+
+
+def rare_fault(seed: int) -> BeginFault | None:
+    """The long fault that a history has if it uses etcd."""
+    return RARE.get(seed % RARE_EVERY)
+
+
+def length_s(fault: BeginFault, rng: Random) -> float:
+    """How long a fault lasts."""
+    return rng.uniform(*(OUTAGE_S if fault in RARE.values() else LENGTH_S))
+
+
+def _faults_of(cluster: Cluster) -> list[BeginFault]:
+    """The faults that are possible here and last for `LENGTH_S`."""
+    if cluster.plan.has_apache:
         return list(WITH_APACHE)
     clocks = WITH_CLOCKS if cluster.clocks else ()
     etcd = WITH_ETCD if cluster.etcd else ()

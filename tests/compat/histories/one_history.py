@@ -29,8 +29,6 @@ from tests.compat.histories.machines_network import MachinesNetwork
 from tests.compat.java_session import JavaSession
 
 FAULTS = 3
-LENGTH_S = (0.3, 2.2)
-"""How long a fault lasts."""
 PAUSE_S = (0.1, 0.8)
 """Between two faults."""
 OVERLAP = 0.4
@@ -236,10 +234,7 @@ class OneHistory:
     async def _fail(self, cluster: Cluster) -> None:
         """Faults, one after another or overlapping."""
         rng = self._rng
-        available = faults.faults_of(cluster)
-        chosen = [available[self.seed % len(available)]]
-        chosen += rng.choices(available, k=self._faults_max - 1)
-        rng.shuffle(chosen)
+        chosen = faults.chosen_faults(cluster, self.seed, rng, self._faults_max)
         await asyncio.sleep(rng.uniform(0.2, 0.6))
         async with AsyncExitStack() as active:
             for fault in chosen:
@@ -247,7 +242,7 @@ class OneHistory:
                     await active.aclose()
                 what = await active.enter_async_context(fault(cluster, rng))
                 self._say(what)
-                await asyncio.sleep(rng.uniform(*LENGTH_S))
+                await asyncio.sleep(faults.length_s(fault, rng))
                 if rng.random() >= OVERLAP:
                     await active.aclose()
                     self._say("ended")

@@ -3,6 +3,8 @@
 | Brokers | Controllers | |
 |---|---|---|
 | Penstock | Apache | no violation |
+| two of Penstock, one of Apache | Penstock, on a file or etcd | what the checker finds is printed |
+| one of Penstock, two of Apache | Penstock, on a file or etcd | what the checker finds is printed |
 | Apache | Penstock, on a file or etcd | what the checker finds is printed |
 | Apache | Apache, with its own defaults or Penstock's | what the checker finds is printed |
 
@@ -19,7 +21,7 @@ import pytest
 from tests.compat import clusters, maven
 from tests.compat.histories.apache_servers import SAFE
 from tests.compat.histories.clients import QUEUES, TOPIC
-from tests.compat.histories.cluster import REPLICATION, Plan
+from tests.compat.histories.cluster import BROKERS, Plan
 from tests.compat.histories.machines_network import MachinesNetwork
 from tests.compat.histories.one_history import Result, run_history
 from tests.compat.histories.test_histories import etcd, network  # noqa: F401
@@ -38,32 +40,38 @@ CONTROLLERS_WITH_ETCD = 2
 class Combination(NamedTuple):
     """The servers of a history."""
 
-    brokers: str
+    apache: int
+    """How many of the three brokers are Apache's."""
     controllers: str
     settings: str = "safe"
 
     def plan(self, version: str) -> Plan:
-        apache = self.brokers == "apache"
         return Plan(
             controllers=CONTROLLERS_WITH_ETCD if self.controllers == "etcd" else 1,
             etcd=self.controllers == "etcd",
-            settings=(SAFE if self.settings == "safe" else {}) if apache else REPLICATION,
             topics=(TOPIC,),
             queues=QUEUES,
-            apache_brokers=version if apache else "",
-            apache_controller=version if self.controllers == "apache" else "",
+            apache_brokers=BROKERS[: self.apache],
+            apache_settings=SAFE if self.settings == "safe" else {},
+            apache_controller=self.controllers == "apache",
+            apache_version=version,
         )
 
     def __str__(self) -> str:
-        return f"{self.brokers} brokers, {self.controllers} controllers, {self.settings} settings"
+        brokers = f"{self.apache} of {len(BROKERS)} brokers of Apache"
+        return f"{brokers}, {self.controllers} controllers, {self.settings} settings"
 
 
-OURS = Combination("penstock", "apache")
-THEIRS = (
-    Combination("apache", "file"),
-    Combination("apache", "etcd"),
-    Combination("apache", "apache"),
-    Combination("apache", "apache", "default"),
+OURS = Combination(0, "apache")
+WITH_THEIRS = (
+    Combination(1, "file"),
+    Combination(1, "etcd"),
+    Combination(2, "file"),
+    Combination(2, "etcd"),
+    Combination(3, "file"),
+    Combination(3, "etcd"),
+    Combination(3, "apache"),
+    Combination(3, "apache", "default"),
 )
 
 
@@ -88,7 +96,7 @@ def test_our_brokers_keep_their_promise_under_controllers_of_apache(
 
 @pytest.mark.skipif(DEPTH != "proof", reason="shows what Apache does; needs minutes")
 @pytest.mark.parametrize("seed", range(rounds(ci=1, proof=10)))
-@pytest.mark.parametrize("combination", THEIRS, ids=str)
+@pytest.mark.parametrize("combination", WITH_THEIRS, ids=str)
 def test_brokers_of_apache(
     tmp_path: Path,
     network: MachinesNetwork,  # noqa: F811

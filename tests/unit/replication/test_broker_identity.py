@@ -18,34 +18,10 @@ from penstock.replication.broker_identity import (
 )
 from penstock.store.disk import Disk
 from tests.depth import rounds
+from tests.store_kit import CrashError, CrashingDisk
 
 GIVEN = BrokerIdentity("cluster", "broker-a", 2)
 APPLIED = GIVEN._replace(check_code="10.0.0.1:10911;1700000000000")
-
-
-class CrashError(Exception):
-    """The process ends here."""
-
-
-class CrashingDisk(Disk):
-    """Ends the process at one of its steps that change names."""
-
-    def __init__(self, steps: int) -> None:
-        super().__init__()
-        self.steps = steps
-
-    def _step(self) -> None:
-        if self.steps == 0:
-            raise CrashError
-        self.steps -= 1
-
-    def rename(self, old: Path, new: Path) -> None:
-        self._step()
-        super().rename(old, new)
-
-    def unlink(self, path: Path) -> None:
-        self._step()
-        super().unlink(path)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from penstock.replication.controlled_role import (
     Lead,
     SetState,
     TakeOver,
+    read_ids,
 )
 from tests.depth import rounds
 
@@ -83,6 +84,31 @@ def test_a_started_replica_does_not_continue_an_epoch(epoch: int) -> None:
     assert not one.alive(0)  # so that RocketMQ's controllers elect a master
     assert one.learn(news(OWN, 5, OWN), 0) == Lead(5, frozenset({OWN}), 1)
     assert (one.needs_election, one.alive(0)) == (False, True)
+
+
+def test_a_master_that_resigns_needs_another_election() -> None:
+    one = role()
+    one.learn(news(OWN, 2, OWN), 0)
+    one.resign()
+    assert one.learn(news(OWN, 2, OWN, OTHER, number=2), 0) is None
+    assert one.learn(news(OTHER, 1, OTHER), 0) is None
+    assert (one.leads, one.needs_election, one.alive(0)) == (False, True, False)
+    assert one.learn(news(OWN, 3, OWN), 0) == Lead(3, frozenset({OWN}), 1)
+
+
+def test_a_replica_without_a_store_does_not_lead() -> None:
+    one = role()
+    one.unable = True
+    assert one.learn(news(OWN, 2, OWN, OTHER), 0) is None
+    assert (one.complete, one.needs_election, one.alive(0)) == (False, True, False)
+    one.unable = False
+    assert one.complete
+    assert one.learn(news(OWN, 2, OWN, OTHER), 0) == Lead(2, frozenset({OWN, OTHER}), 1)
+
+
+@pytest.mark.parametrize(("text", "ids"), [("", []), ("3", [3]), ("1,2", [1, 2]), ("x,,-", [])])
+def test_ids_in_a_field(text: str, ids: list[int]) -> None:
+    assert read_ids(text) == frozenset(ids)
 
 
 def test_an_incomplete_log_leads_only_if_the_controllers_knew() -> None:

@@ -9,27 +9,10 @@ from penstock.errors import StoreDamaged
 from penstock.replication.epoch_file import load_epochs, save_epochs
 from penstock.replication.epochs import Epoch, EpochHistory
 from penstock.store.disk import Disk
+from tests.store_kit import CrashError, CrashingDisk
 
 OLD = EpochHistory([Epoch(1, 0)])
 NEW = EpochHistory([Epoch(1, 0), Epoch(2, 100)])
-
-
-class CrashError(Exception):
-    """The process ends here."""
-
-
-class CrashingDisk(Disk):
-    """Ends the process at one of its steps that change names."""
-
-    def __init__(self, steps: int) -> None:
-        super().__init__()
-        self.steps = steps
-
-    def rename(self, old: Path, new: Path) -> None:
-        if self.steps == 0:
-            raise CrashError
-        self.steps -= 1
-        super().rename(old, new)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from penstock.errors import ReadFailed
 from penstock.rpc.answers import Suspend
 from penstock.server.answer_executor import AnswerExecutor
 from penstock.server.pending_response import PendingResponse, ResponseConnection
+from penstock.server.wake_pace import GATHER_FROM, PERIOD_MS
 from penstock.server.woken_responses import WRITE_BYTES, WokenResponses
 from penstock.store.get import Reader
 from penstock.wire.bodies.client_bodies import TopicConfig
@@ -101,6 +103,8 @@ class Server:
     def __init__(self) -> None:
         self.connections: Mapping[int, ResponseConnection] = {}
         self.soon_calls: list[Callable[[], None]] = []
+        self.later_calls: list[Callable[[], None]] = []
+        self.now_ms = 0
         self.codes: list[int] = []
         self.ticks: list[int] = []
 
@@ -110,15 +114,17 @@ class Server:
         assert pending.suspended
         self.codes.append(response_code)
 
-    def soon(self, call: Callable[..., None], *_: Any) -> None:
-        self.soon_calls.append(call)
+    def soon(self, call: Callable[..., None], *arguments: Any) -> None:
+        self.soon_calls.append(partial(call, *arguments))
 
     def soon_from_thread(self, *_: Any) -> None: ...
 
-    def later(self, *_: Any) -> None: ...
+    def later(self, ms: int, call: Callable[..., None], *arguments: Any) -> None:
+        assert ms > 0
+        self.later_calls.append(partial(call, *arguments))
 
     def monotonic_ms(self) -> int:
-        return 0
+        return self.now_ms
 
     def after_work(self) -> None: ...
 
@@ -253,3 +259,35 @@ def test_a_client_that_does_not_read_is_answered_later(env: Fixture) -> None:
     (suspended,) = env.connection.postponed
     env.executor.wake(suspended, False)
     assert env.codes() == [(0, 0)], "at once, outside of a loop iteration's work"
+
+
+def test_under_load_arrivals_are_gathered_for_a_moment(env: Fixture) -> None:
+    server, offset = env.server, 1
+
+    def wake_with(messages: int) -> None:
+        """Let a suspended pull get this many messages."""
+        nonlocal offset
+        env.pull(offset)
+        for _ in range(messages):
+            env.broker.send()
+        offset += messages
+        calls, server.later_calls = server.later_calls, []
+        for call in calls:
+            call()
+        env.run_soon()
+
+    for _ in range(PERIOD_MS):
+        server.now_ms += 1
+        wake_with(2 * GATHER_FROM)
+    assert env.codes() == [(0, 0)] * PERIOD_MS
+    server.now_ms += 1
+    env.pull(offset)
+    env.broker.send()
+    assert server.soon_calls == []
+    (wake,) = server.later_calls
+    env.pull(1, queue_id=1)
+    env.broker.send(queue_id=1)
+    assert len(server.later_calls) == 1
+    wake()
+    assert env.codes()[PERIOD_MS:] == [(0, 0), (1, 0)]
+    assert len(env.connection.written) == PERIOD_MS + 1

@@ -12,7 +12,7 @@ from penstock.broker.context import BrokerContext
 from penstock.broker.replicas.replica_role import RoleChange, RoleStep
 from penstock.config.replication_settings import ROLES, check_address
 from penstock.errors import InvalidParameter
-from penstock.replication.controlled_role import SetState
+from penstock.replication.controlled_role import SetState, read_ids
 from penstock.rpc.answers import Answer, Reply, WhenDone
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
@@ -81,6 +81,7 @@ class RoleHandlers:
                 max(body.sync_state_set_epoch, command.i32_or("syncStateSetEpoch", 0)),
                 master_incomplete=command.truth("penstockMasterIncomplete"),
                 taken_over=not command.truth("penstockTakesOver"),
+                before=read_ids(command.text_or("penstockBefore")),
             )
         )
         return Reply()

@@ -52,6 +52,7 @@ cdef class PullHandler:
     cdef long long _wait_ms
     cdef long long _commit_offset
     cdef bint _commits
+    cdef readonly long long woken_messages
 
     @cython.locals(flags=int, target=PullTarget, status=int)
     cpdef object handle(self, Request request, Output output, long long client, long long now_ms)

@@ -100,6 +100,8 @@ class PullHandler:
         self._wait_ms: int = 0
         self._commit_offset: int = 0
         self._commits: bool = False
+        # How many messages suspended pulls got when they were woken.
+        self.woken_messages: int = 0
 
     def rows(self) -> list[InPlaceRow]:
         return [
@@ -212,6 +214,7 @@ class PullHandler:
             suspended.offset = reader.next_offset
             return _WAITS
         if status == _FOUND and self._write(reader, target, output, encoding, opaque):
+            self.woken_messages += reader.count
             return _WRITTEN
         return _UNUSUAL
 

@@ -55,7 +55,7 @@ class FileStore:
         self._states: dict[str, Versioned] = {}
         self._writing = asyncio.Lock()
         disk.make_directory(root)
-        for path in sorted(root.glob("*.json")):
+        for path in _files_in(root):
             state = ConfigFile(disk, path).load(_parse)
             if state is not None:
                 self._states[state.name] = Versioned(state, self._next_version())
@@ -96,6 +96,12 @@ class FileStore:
     def _write(self, path: Path, data: bytes) -> None:
         for _ in range(2):  # so that the .bak has no older state
             self._disk.replace(path, data)
+
+
+def _files_in(root: Path) -> list[Path]:
+    """The files of states; of one that was being replaced, perhaps only the `.bak` exists."""
+    backups = (path.with_suffix("") for path in root.glob("*.json.bak"))
+    return sorted({*root.glob("*.json"), *backups})
 
 
 def _parse(data: bytes) -> BrokerSet:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Container, Coroutine
 from typing import Any, NamedTuple, Protocol
 
 from penstock.clock import Clock
@@ -196,6 +196,17 @@ class LocalLiveness:
     def begin_grace(self) -> None:
         """Behave as after the start: heartbeats may have been missed."""
         self._started_ms = self._clock.monotonic_ms()
+
+    def heard_elsewhere(self, replicas: Container[ReplicaKey]) -> None:
+        """Others hear from these replicas. If they cease to, that alone says nothing about them,
+        also if this controller has taken them for dead before."""
+        for key in [key for key in self._dead if key in replicas]:
+            del self._dead[key]
+
+    def forget_deaths(self, why: str) -> None:
+        """Replicas that died for this reason may be alive."""
+        for key in [key for key, reason in self._dead.items() if reason == why]:
+            del self._dead[key]
 
     def died(self, key: ReplicaKey, why: str) -> None:
         """A replica is dead; `why` counts if this controller knows no reason of its own."""

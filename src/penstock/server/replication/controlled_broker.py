@@ -94,6 +94,10 @@ class ControlledService(Protocol):
     def reopen(self) -> None:
         """Open the store of a slave again."""
 
+    def resign(self, replica_id: int) -> None:
+        """Do not become the master that this replica was elected as: it is a slave with this id
+        until the controllers decide again."""
+
     def set_answered(self, number: int, *, refused: bool) -> None:
         """The request for another in-sync set than that with this number was answered, or its
         answer is lost."""
@@ -134,6 +138,9 @@ class ControlledBroker:
         self._figures = LogFigures(0, 0, 0, False)
         self._last_epoch = 0
         self._taking_over: TakeOver | None = None
+        self._before: tuple[int, frozenset[int]] = 0, frozenset()
+        """The epoch in which this replica took over, and the in-sync set before. Until its services
+        run."""
         self._incomplete = False  # the file INCOMPLETE exists
         self._expired = False
         self._refused_set = ""  # why the last request for another in-sync set was refused
@@ -187,8 +194,12 @@ class ControlledBroker:
         notices that, and it may fail too: so it is stored until the log is complete. Waits for the
         disk."""
         if may_lack_acknowledged(self._disk, StorePaths(self._root)):
-            self._disk.replace(self._root / INCOMPLETE, b"")
+            self._store_incomplete()
         return (self._root / INCOMPLETE).exists()
+
+    def _store_incomplete(self) -> None:
+        """Have the next processes know it, too. Waits for the disk."""
+        self._disk.replace(self._root / INCOMPLETE, b"", backup=False)
 
     async def _note_completed(self) -> None:
         """The log is complete again."""
@@ -202,7 +213,7 @@ class ControlledBroker:
         self.role.doubt_log()
         self._incomplete = True
         try:
-            await in_pool(self._disk, lambda: self._disk.replace(self._root / INCOMPLETE, b""))
+            await in_pool(self._disk, self._store_incomplete)
             await self._service.drop_unflushed()
         except OSError as error:
             log.warning("can't store that the end of the log may be missing: %s", error)
@@ -230,6 +241,15 @@ class ControlledBroker:
     async def _poll(self) -> None:
         """Learn the state of the set; have a master elected if there is none."""
         assert self.role is not None
+        await self._learn_state()
+        electable = self._controllers.penstock or self.role.alive(self._clock.monotonic_ms())
+        if self.role.unable:
+            await self._have_replaced(self.role)
+        elif self.role.needs_election and electable:
+            await self._elect(self.replica_id, designate=False)
+
+    async def _learn_state(self) -> None:
+        """Ask for the state of the set, or take that which the registration has told."""
         state, self._registered = self._registered, None
         if state is None or state.master_id is None:
             fields = {"brokerName": self._settings.current.broker.name}
@@ -239,9 +259,6 @@ class ControlledBroker:
                 return
             state = read_state(response)
         self.learn(state)
-        electable = self._controllers.penstock or self.role.alive(self._clock.monotonic_ms())
-        if self.role.needs_election and electable:
-            await self._elect(self.replica_id, designate=False)
 
     async def _join_again(self) -> None:
         """The controllers have lost their state, or an operator has deleted this replica."""
@@ -294,6 +311,7 @@ class ControlledBroker:
             self.role_changes += 1
         if isinstance(action, Lead):
             self._service.lead(action, self.replica_id)
+            self._check_lease()  # of a slave, nobody has looked at it
         elif isinstance(action, Follow):
             self._service.follow(action, self.replica_id)
         elif isinstance(action, TakeOver) and action != self._taking_over:
@@ -304,6 +322,9 @@ class ControlledBroker:
         """Ask for an in-sync set of this replica alone; from then on it is the only one that can be
         elected, and it leads."""
         log.info("this replica is elected: it takes over in epoch %d", action.epoch)
+        assert self.role is not None
+        if self.role.state is not None:
+            self._before = action.epoch, self.role.state.before
         try:
             if await self._is_prepared():  # from then on, no other replica need have the log
                 response = await self._ask_for_set(
@@ -392,7 +413,8 @@ class ControlledBroker:
 
     def _confirmed(self, sent_ms: int) -> None:
         self.confirmed_ms = max(self.confirmed_ms, sent_ms)
-        if self._expired and not self._copy_at:
+        # A confirmation that is as old as the lease, after a pause of this process, says nothing.
+        if self._expired and not self._copy_at and self.lease_age_ms <= self._lease_ms:
             self._expired = False
             log.warning("the controllers confirm this master again")
             self._service.confirmed("")
@@ -404,9 +426,8 @@ class ControlledBroker:
 
     def _check_lease(self) -> None:
         """A master that its controllers may have replaced must not acknowledge messages."""
-        lease_ms = self._settings.current.replication.heartbeat_timeout_ms
-        age_ms = self._clock.monotonic_ms() - self.confirmed_ms
-        if self._expired or age_ms <= lease_ms or self.role is None or not self.role.leads:
+        age_ms = self.lease_age_ms
+        if self._expired or age_ms <= self._lease_ms or self.role is None or not self.role.leads:
             return
         if self._copy_at:  # this broker acknowledges nothing anyway
             return
@@ -414,6 +435,10 @@ class ControlledBroker:
         reason = f"no controller has confirmed a heartbeat for {age_ms} ms"
         log.warning("this master acknowledges no messages: %s", reason)
         self._service.confirmed(reason)
+
+    @property
+    def _lease_ms(self) -> int:
+        return self._settings.current.replication.heartbeat_timeout_ms
 
     @property
     def lease_age_ms(self) -> int:
@@ -498,21 +523,70 @@ class ControlledBroker:
                 self._service.reopen()
                 await pause(self._clock, REOPEN_MS)
 
+    def stopped(self, figures: LogFigures) -> None:
+        """The services have stopped. Until others run, heartbeats say these figures: if no log of
+        the set is known to be complete, the longest one counts."""
+        self._figures = figures
+
+    def serves(self) -> None:
+        """The store is open, and the services of the present role begin to answer."""
+        self._before = 0, frozenset()
+        if self.role is not None:
+            self.role.unable = False
+
+    async def cannot_serve(self) -> None:
+        """The store can't be opened: another replica has to be the master until it can."""
+        role = self.role
+        if role is None:
+            return
+        role.unable = True
+        if role.leads and self._before[0] == role.epoch:
+            role.resign()
+            self._service.resign(self.replica_id)
+        await self._have_replaced(role)
+
     async def hand_over(self) -> bool:
         """Before this master ends: have another member of the in-sync set elected."""
         role = self.role
-        if role is None or not role.leads or role.state is None:
+        return role is not None and role.leads and await self._have_replaced(role)
+
+    async def _have_replaced(self, role: ControlledRole) -> bool:
+        """If this replica is the master for the controllers: have another one elected that has
+        every acknowledged message.
+
+        In the set of a master that has just taken over there is no other one. If it has resigned
+        before it acknowledged anything, these are still the members of the set before.
+        """
+        state = role.state
+        if state is None or state.master_id != self.replica_id:
             return False
-        others = sorted(role.state.in_sync - {self.replica_id})
-        for replica_id in others:
+        others = state.in_sync | state.before
+        if not role.leads and self._before[0] == state.master_epoch:
+            others |= self._before[1]
+        for replica_id in sorted(others - {self.replica_id}):
             try:
-                elected = await self._elect(replica_id, designate=True)
+                elected = await self._include(role, replica_id)
+                elected = elected and await self._elect(replica_id, designate=True)
             except PenstockError as error:
                 log.warning("can't hand over to replica %d: %s", replica_id, error)
                 elected = False
                 with contextlib.suppress(PenstockError):
-                    await self._poll()  # perhaps only the answer was lost
-            if elected or not role.leads:
+                    await self._learn_state()  # perhaps only the answer was lost
+            if elected or role.state is None or role.state.master_id != self.replica_id:
                 log.info("another replica is elected instead of this master")
                 return True
         return False
+
+    async def _include(self, role: ControlledRole, replica_id: int) -> bool:
+        """Have a member of the set before in the in-sync set; returns whether it can be elected."""
+        state = role.state
+        assert state is not None
+        if replica_id in state.in_sync | state.before:
+            return True
+        response = await self._ask_for_set(
+            {self.replica_id, replica_id}, state.in_sync_epoch, state.master_epoch
+        )
+        self._agreed(response, state.master_epoch)
+        if response.code != ResponseCode.SUCCESS:
+            log.info("replica %d can't be elected: %s", replica_id, response.remark)
+        return response.code == ResponseCode.SUCCESS

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.broker.broker import Broker
     from penstock.server.replication.replication import Replication
     from penstock.server.server import Server
+    from penstock.store.store import MessageStore
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,18 @@ class RunningServices(NamedTuple):
     broker: Broker
     server: Server
     replication: Replication
+
+
+def log_figures(store: MessageStore, replication: Replication) -> LogFigures:
+    """What a heartbeat says of a log."""
+    slave = replication.slave
+    last = (replication.history if slave is None else slave.log.history).last
+    return LogFigures(
+        0 if last is None else last.number,
+        store.log.end,
+        store.confirm_offset,
+        slave is not None and slave.connection is not None and slave.caught_up,
+    )
 
 
 class ControlledServices:
@@ -64,16 +77,9 @@ class ControlledServices:
         running = self._running()
         if running is None:
             return None
-        store, replication = running.broker.context.store, running.replication
+        store = running.broker.context.store
         self.confirm_offset = max(self.confirm_offset, store.confirm_offset)
-        slave = replication.slave
-        last = (replication.history if slave is None else slave.log.history).last
-        return LogFigures(
-            0 if last is None else last.number,
-            store.log.end,
-            store.confirm_offset,
-            slave is not None and slave.connection is not None and slave.caught_up,
-        )
+        return log_figures(store, running.replication)
 
     def lead(self, lead: Lead, replica_id: int) -> None:
         """Become the master of an epoch; at the master, take over its in-sync set."""
@@ -180,6 +186,10 @@ class ControlledServices:
         """Open the store of a slave again."""
         if self.assigned.role == "slave":
             self._restart()
+
+    def resign(self, replica_id: int) -> None:
+        """Do not become the master; the services do not run."""
+        self.joined(replica_id)
 
     def set_answered(self, number: int, *, refused: bool) -> None:
         running = self._running()

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from penstock.replication.controlled_role import SetState
+from penstock.replication.controlled_role import SetState, read_ids
 from penstock.transport.peer import Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.cluster_bodies import SyncStateSet
@@ -36,4 +36,5 @@ def read_state(response: Response) -> SetState:
         max(agreed.number, parse_long(fields.get("syncStateSetEpoch", "")) or 0),
         master_incomplete=fields.get("penstockMasterIncomplete") == "true",
         taken_over=fields.get("penstockTakesOver") != "true",
+        before=read_ids(fields.get("penstockBefore", "")),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 from collections.abc import Callable, Coroutine
@@ -14,10 +15,11 @@ from penstock.broker.broker import Broker
 from penstock.broker.metrics.broker_metrics import broker_metrics
 from penstock.broker.metrics.group_lags import GroupLags
 from penstock.broker.replicas.replica_role import ReplicaRole
-from penstock.clock import Clock, LoopClock, pause
+from penstock.clock import Clock, LoopClock, finish_within, pause
 from penstock.config import LiveSettings, Settings
 from penstock.config.settings import ha_port
 from penstock.errors import BrokerNameTaken, PenstockError
+from penstock.metrics import Registry
 from penstock.replication.assigned_role import (
     AssignedRole,
     load_assigned_role,
@@ -40,7 +42,11 @@ from penstock.server.registration.nameserver_registration import (
 )
 from penstock.server.registration.route_queries import RouteQueries
 from penstock.server.replication.controlled_broker import ControlledBroker
-from penstock.server.replication.controlled_services import ControlledServices, RunningServices
+from penstock.server.replication.controlled_services import (
+    ControlledServices,
+    RunningServices,
+    log_figures,
+)
 from penstock.server.replication.controllers import Controllers
 from penstock.server.replication.observer import ReplicationObserver
 from penstock.server.replication.replication import ControlledReplica, Replication
@@ -56,7 +62,8 @@ from penstock.wire.signing import strict_signer
 
 log = logging.getLogger(__name__)
 
-RESTART_MS = 5_000
+RESTART_MS, RESTART_MS_MAX = 1_000, 30_000
+"""Until the first attempt after a restart that failed; then twice as long each time."""
 ROLE_POLL_MS = 20
 FORWARD_QUIET_MS = 500
 FORWARD_MS_MAX = 35_000
@@ -95,6 +102,11 @@ class BrokerService:
         self.contact: ControlledBroker | None = None
         """With the controllers, if there are any."""
         self._restarting: asyncio.Future[None] | None = None
+        self._failure = ""
+        """Why the services could not be started again; the next attempt follows."""
+        self._pausing = False
+        """`_restart` waits for the next attempt; `_retry` ends that."""
+        self._retry = asyncio.Event()
         self._starting = asyncio.Lock()
         self._waiting: asyncio.Future[None] | None = None
         self._stopping = False
@@ -216,6 +228,8 @@ class BrokerService:
             self._server = server = self._make_server(broker, self._registration)
             # All this before clients are served: a master acknowledges nothing without its replicas
             # and its controllers, and a slave knows where to forward requests.
+            if self.contact is not None:
+                self.contact.serves()
             await replication.start(broker, server.after_work, _signer(broker, self._clock))
             self._observer = ReplicationObserver(self.settings, replication, self._clock)
             self._describe_role(broker, address)
@@ -381,10 +395,6 @@ class BrokerService:
         return f"{host}:{ha_port(config)}"
 
     async def _start_probe(self, broker: Broker) -> None:
-        config = self.settings.current.broker
-        port = config.port + 2 if config.probe_port < 0 else config.probe_port
-        if port == 0:
-            return
         assert self._server is not None
         assert self._registration is not None
         lags, store = GroupLags(broker.context), broker.context.store
@@ -394,8 +404,14 @@ class BrokerService:
         add_registration_metrics(registry, self._registration.states)
         if self.contact is not None:
             add_contact_metrics(registry, self.contact, self.replication.forwarding)
-        add_process_metrics(registry)
-        self._probe = await serve_probe(config.host, port, registry, self._not_in_sync)
+        await self._serve_probe(registry)
+
+    async def _serve_probe(self, registry: Registry) -> None:
+        config = self.settings.current.broker
+        port = config.port + 2 if config.probe_port < 0 else config.probe_port
+        if port != 0:
+            add_process_metrics(registry)
+            self._probe = await serve_probe(config.host, port, registry, self._not_in_sync)
 
     @property
     def broker(self) -> Broker:
@@ -419,7 +435,7 @@ class BrokerService:
 
     def _not_ready(self) -> str | None:
         if self._broker is None or self._registration is None or self._replication is None:
-            return "the role of this broker is being changed"
+            return self._failure or "the role of this broker is being changed"
         return (
             self._broker.not_ready()
             or self._registration.not_ready()
@@ -436,9 +452,13 @@ class BrokerService:
 
     def _restart_soon(self) -> None:
         """Stop and start again, without ending the process."""
-        self._restarting = asyncio.ensure_future(self._restart())
+        if self._pausing:  # `_restart` tries again
+            self._retry.set()
+        else:
+            self._restarting = asyncio.ensure_future(self._restart())
 
     async def _restart(self) -> None:
+        retry_ms = RESTART_MS
         async with self._starting:
             while not self._stopping or self._handing_over:
                 try:
@@ -450,6 +470,7 @@ class BrokerService:
                     frozen = gc.get_freeze_count() > 0  # by `serve_broker`
                     gc.unfreeze()  # the tables of the broker that was stopped are garbage
                     await self._start_services()
+                    self._failure = ""
                     if frozen:
                         gc.freeze()
                     await self._release()
@@ -457,13 +478,37 @@ class BrokerService:
                 except Exception as error:
                     log.error(
                         "the broker could not be restarted; retrying in %d s: %s",
-                        RESTART_MS // 1000,
+                        retry_ms // 1000,
                         error,
                         exc_info=None if isinstance(error, PenstockError | OSError) else error,
                     )
-                    await self._release()
-                    await pause(self._clock, RESTART_MS)
+                    self._pausing = True
+                    await self._report_failure(error)
+                    await self._pause_before_retry(retry_ms)
+                    self._pausing = False
+                    retry_ms = min(2 * retry_ms, RESTART_MS_MAX)
         await self._release()
+
+    async def _report_failure(self, error: Exception) -> None:
+        """Let `/readyz` say why this broker does not serve, and another replica be the master."""
+        self._failure = f"the broker could not be restarted: {error}"
+        self._retry.clear()
+        await self._release()
+        registry = Registry()
+        try:
+            if self.contact is not None:
+                add_contact_metrics(registry, self.contact, None)
+            await self._serve_probe(registry)
+        except OSError as unserved:
+            log.warning("%s", unserved)
+        if self.contact is not None:
+            await self.contact.cannot_serve()
+
+    async def _pause_before_retry(self, retry_ms: int) -> None:
+        """Until a while has passed, the role changes or the process stops."""
+        waiting = asyncio.ensure_future(self._retry.wait())
+        with contextlib.suppress(TimeoutError):
+            await finish_within(self._clock, retry_ms, waiting)
 
     async def _release(self) -> None:
         """Close what was kept open for the next start."""
@@ -480,6 +525,7 @@ class BrokerService:
         if self.contact is not None:
             await self._hand_over(self.contact)
         if self._restarting is not None:
+            self._retry.set()
             await self._restarting  # it logs its errors and raises none
         if self.contact is not None:
             await self.contact.close()
@@ -532,8 +578,8 @@ class BrokerService:
             await self._close_connections()
         if self._observer is not None:
             self._observer.close()
-        if self._replication is not None:
-            replication, self._replication = self._replication, None
+        replication, self._replication = self._replication, None
+        if replication is not None:
             await replication.close()
         if self._server is not None:
             server, self._server = self._server, None
@@ -541,6 +587,8 @@ class BrokerService:
         if self._broker is not None:
             self.settings.listeners.clear()
             broker, self._broker = self._broker, None
+            if self.contact is not None and replication is not None:
+                self.contact.stopped(log_figures(broker.context.store, replication))
             await asyncio.get_running_loop().run_in_executor(None, broker.close)
 
 

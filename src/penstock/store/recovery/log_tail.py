@@ -1,4 +1,8 @@
-"""Cutting the log's tail: what is not zero is first saved in a file, durably.
+"""The log's tail: what a recovery does with its bytes.
+
+`rewrite` is for the part that stays.
+
+Before the rest is cut, what is not zero is saved in a file, durably.
 
 The files are in `penstock.truncated/`, named by the log offset and the number of bytes. A crash
 between saving and cutting is harmless: the next recovery finds the same bytes, and the same file.
@@ -46,6 +50,18 @@ def save_tail(
     disk.rename(beside, path)
     disk.sync_directory(paths.truncated)
     return path
+
+
+def rewrite(disk: Disk, segments: Iterable[Segment], begin: int, end: int) -> None:
+    """Write the log bytes [begin, end) again, so that the next sync brings them to the disk.
+
+    After an fsync that failed, the kernel takes the pages for clean: they can be read, and the next
+    fsync succeeds without writing them. The process that noticed may have been killed at once.
+    """
+    for segment in segments:
+        at, stop = max(begin, segment.start), min(end, segment.start + segment.size)
+        for offset, data in _pieces(disk, [segment], at, stop):
+            disk.write(segment.fd, memoryview(data), offset - segment.start)
 
 
 def _free_name(disk: Disk, folder: Path, segments: list[Segment], begin: int, end: int) -> Path:

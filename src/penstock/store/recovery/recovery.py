@@ -19,7 +19,8 @@ After a crash:
    the bytes stay, fillers stand for the lost queue entries. Otherwise the log is truncated there:
    the rest is saved (`log_tail`) and zeroed, and later segments are deleted. (If stale bytes
    remained, a later crash could take an old record behind a new one for its successor.)
-5. Sync what was found, because readers may see it from now on.
+5. Sync what was found, because readers may see it from now on. If pages of the last run are still
+   in the page cache, they are written again first: see `log_tail.rewrite`.
 
 If queues contradict the log (damaged or missing files), the whole log is walked.
 
@@ -39,7 +40,7 @@ from penstock.store.recovery.closed_log import AS_CLOSED, CHANGED, REPLACED, com
 from penstock.store.recovery.damage import DAMAGED, DamageJudge, LostMessage, part_of
 from penstock.store.recovery.entry_check import EntryCheck
 from penstock.store.recovery.log_replay import Replay
-from penstock.store.recovery.log_tail import save_tail
+from penstock.store.recovery.log_tail import rewrite, save_tail
 from penstock.store.recovery.missing_log import refuse_missing_log
 from penstock.store.recovery.opened_files import OpenedFiles, Progress, is_queue_name
 from penstock.store.recovery.shutdown_snapshot import (
@@ -499,6 +500,9 @@ class Recovery(OpenedFiles):
         if last is not None:
             self.disk.truncate(last.fd, end - last.start)
             self.disk.truncate(last.fd, last.size)
+        if self.report.pages_kept and not self.report.clean:
+            known = max(self.checkpoint.confirm_offset, self.report.replayed_from)
+            rewrite(self.disk, self.segments.items, known, end)
         for segment in self.segments.items:
             if segment.start + segment.size > self.report.replayed_from:
                 self.disk.sync(segment.fd)

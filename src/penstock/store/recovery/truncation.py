@@ -25,7 +25,7 @@ def request_truncation(disk: Disk, paths: StorePaths, truncation: Truncation) ->
     before = read_truncation(disk, paths)
     if before is not None and before.offset <= truncation.offset:
         return
-    disk.replace(paths.truncation, msgspec.json.encode(truncation))
+    disk.replace(paths.truncation, msgspec.json.encode(truncation), backup=False)
 
 
 def read_truncation(disk: Disk, paths: StorePaths) -> Truncation | None:

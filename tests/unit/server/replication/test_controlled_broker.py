@@ -9,7 +9,7 @@ import pytest
 from penstock.clock import Clock, LoopClock
 from penstock.config import LiveSettings, Settings
 from penstock.errors import ControllerUnreachable
-from penstock.replication.controlled_role import UNSURE_MS, Follow, Lead, SetState
+from penstock.replication.controlled_role import UNSURE_MS, ControlledRole, Follow, Lead, SetState
 from penstock.server.replication.controlled_broker import (
     INCOMPLETE,
     ControlledBroker,
@@ -19,7 +19,10 @@ from penstock.server.replication.controllers import ControllerInfo
 from penstock.store.disk import Disk
 from penstock.testing.virtual_clock import VirtualClock
 from penstock.transport.peer import Response
+from penstock.wire import fastjson
+from penstock.wire.bodies.cluster_bodies import SyncStateSet
 from penstock.wire.codes import RequestCode, ResponseCode
+from tests.store_kit import CrashError, CrashingDisk
 
 OWN_ADDRESS = "127.0.0.1:10911"
 MASTER = SetState(1, OWN_ADDRESS, 1, frozenset({1, 2}), 7)
@@ -33,6 +36,8 @@ class FakeControllers:
 
     def __init__(self) -> None:
         self.codes: list[int] = []
+        self.asked_sets: list[Any] = []
+        self.elected: list[str] = []
         self.heartbeats: list[Any] = []
         self.alter_code: int | None = ResponseCode.SUCCESS  # None: no answer
         self.faults = 0
@@ -41,7 +46,11 @@ class FakeControllers:
         self.codes.append(code)
         if code == RequestCode.BROKER_HEARTBEAT:
             self.heartbeats.append(fields)
+        if code == RequestCode.CONTROLLER_ELECT_MASTER:
+            self.elected.append(fields["brokerId"])
         if code == RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET:
+            asked = fastjson.decode(body, SyncStateSet)
+            self.asked_sets.append((fields["masterEpoch"], asked.sync_state_set))
             if self.alter_code is None:
                 raise ControllerUnreachable("no answer")
             return Response(self.alter_code, remark="not now")
@@ -71,9 +80,11 @@ class FakeService:
         self.answered: list[tuple[int, bool]] = []
         self.reasons: list[str] = []
         self.caught_up = True
+        self.running = True
+        self.resigned = False
 
     def figures(self) -> LogFigures | None:
-        return LogFigures(1, 10, 10, caught_up=self.caught_up)
+        return LogFigures(1, 10, 10, caught_up=self.caught_up) if self.running else None
 
     def lead(self, lead: Lead, replica_id: int) -> None:
         pass
@@ -92,6 +103,9 @@ class FakeService:
 
     def reopen(self) -> None:
         pass
+
+    def resign(self, replica_id: int) -> None:
+        self.resigned = True
 
     def set_answered(self, number: int, *, refused: bool) -> None:
         self.answered.append((number, refused))
@@ -182,6 +196,28 @@ def test_a_broker_whose_id_another_one_has_taken_gives_way(tmp_path: Path) -> No
     asyncio.run(body())
 
 
+def test_a_new_master_that_no_controller_has_confirmed_for_long_acknowledges_nothing(
+    tmp_path: Path,
+) -> None:
+    """Not even until its lease is looked at for the first time, or after a late answer."""
+
+    async def body() -> None:
+        clock, service = VirtualClock(), FakeService()
+        contact = _contact(FakeControllers(), service, tmp_path, clock)
+        contact.role = ControlledRole(1, log_epoch=0, log_complete=True, now_ms=0)
+        started_ms = clock.monotonic_ms()
+        await clock.elapse(3_001)
+        contact.learn(MASTER)
+        assert contact.role.leads
+        assert service.reasons == ["no controller has confirmed a heartbeat for 3001 ms"]
+        contact._confirmed(started_ms)  # an answer that has come very late
+        assert service.reasons[1:] == []
+        contact._confirmed(started_ms + 1)
+        assert service.reasons[1:] == [""]
+
+    asyncio.run(body())
+
+
 def test_penstocks_controllers_hear_that_a_log_is_incomplete_for_as_long_as_it_is(
     tmp_path: Path,
 ) -> None:
@@ -200,3 +236,69 @@ def test_penstocks_controllers_hear_that_a_log_is_incomplete_for_as_long_as_it_i
         await contact.close()
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("before_epoch", [2, 1])
+def test_a_master_without_a_store_names_a_member_of_the_set_before_its_own_epoch(
+    tmp_path: Path, before_epoch: int
+) -> None:
+    """The set before an older epoch may lack what was acknowledged since."""
+
+    async def body() -> None:
+        controllers, service = FakeControllers(), FakeService()
+        contact = _contact(controllers, service, tmp_path)
+        contact.role = role = ControlledRole(1, log_epoch=0, log_complete=True, now_ms=0)
+        contact._before = before_epoch, frozenset({1, 2})
+        role.learn(SetState(1, OWN_ADDRESS, 2, frozenset({1}), 7), 0)
+        assert role.leads
+        await contact.cannot_serve()
+        assert not role.complete
+        assert role.leads is not service.resigned
+        assert service.resigned is (before_epoch == 2)
+        assert controllers.asked_sets == ([("2", [1, 2])] if before_epoch == 2 else [])
+        assert controllers.elected == (["2"] if before_epoch == 2 else [])
+
+    asyncio.run(body())
+
+
+def test_a_set_that_is_not_given_elects_nobody(tmp_path: Path) -> None:
+    async def body() -> None:
+        controllers, service = FakeControllers(), FakeService()
+        controllers.alter_code = ResponseCode.CONTROLLER_BROKER_NOT_ALIVE
+        contact = _contact(controllers, service, tmp_path)
+        contact.role = role = ControlledRole(1, log_epoch=0, log_complete=True, now_ms=0)
+        contact._before = 2, frozenset({1, 2, 3})
+        role.learn(SetState(1, OWN_ADDRESS, 2, frozenset({1}), 7), 0)
+        await contact.cannot_serve()
+        assert [members for _, members in controllers.asked_sets] == [[1, 2], [1, 3]]
+        assert controllers.elected == []
+
+    asyncio.run(body())
+
+
+def test_without_services_heartbeats_say_where_the_log_ended(tmp_path: Path) -> None:
+    """Not where it was at the last heartbeat: the replica may have acknowledged more."""
+
+    async def body() -> None:
+        clock, controllers, service = VirtualClock(), FakeControllers(), FakeService()
+        contact = _contact(controllers, service, tmp_path, clock)
+        await contact.start(log_epoch=1)
+        await clock.elapse(1_000)
+        assert controllers.heartbeats[-1]["maxOffset"] == "10"
+        service.running = False
+        contact.stopped(LogFigures(2, 25, 20, caught_up=False))
+        await clock.elapse(1_000)
+        told = controllers.heartbeats[-1]
+        assert (told["epoch"], told["maxOffset"], told["confirmOffset"]) == ("2", "25", "20")
+        await contact.close()
+
+    asyncio.run(body())
+
+
+def test_a_kill_while_the_doubt_is_stored_again_does_not_end_it(tmp_path: Path) -> None:
+    contact = _contact(FakeControllers(), FakeService(), tmp_path)
+    contact._store_incomplete()
+    contact._disk = CrashingDisk(0)
+    with pytest.raises(CrashError):
+        contact._store_incomplete()
+    assert contact._note_power_failure()

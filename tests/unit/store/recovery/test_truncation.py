@@ -6,11 +6,15 @@ from random import Random
 import pytest
 
 from penstock.errors import StoreDamaged
-from penstock.store.recovery.truncation import Truncation, request_truncation
+from penstock.store.directory import StorePaths
+from penstock.store.disk import Disk
+from penstock.store.recovery.truncation import Truncation, read_truncation, request_truncation
 from penstock.testing import FaultyDisk, PowerCut
 from tests.depth import rounds
 from tests.store_kit import (
     START_MS,
+    CrashError,
+    CrashingDisk,
     Model,
     abandon,
     flush,
@@ -103,3 +107,13 @@ def test_a_damaged_request_refuses_the_start(tmp_path: Path) -> None:
     store.paths.truncation.write_bytes(b"{")
     with pytest.raises(StoreDamaged, match=r"penstock\.truncation is damaged"):
         open_store(tmp_path, CONFIG, FaultyDisk(tmp_path))
+
+
+def test_a_crash_during_a_second_request_leaves_a_request(tmp_path: Path) -> None:
+    paths, first, second = StorePaths(tmp_path), Truncation(2_000, "one"), Truncation(1_000, "two")
+    request_truncation(Disk(), paths, first)
+    with pytest.raises(CrashError):
+        request_truncation(CrashingDisk(0), paths, second)
+    assert read_truncation(Disk(), paths) == first
+    request_truncation(CrashingDisk(1), paths, second)
+    assert read_truncation(Disk(), paths) == second

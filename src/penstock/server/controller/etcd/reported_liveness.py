@@ -5,7 +5,10 @@ report of another controller is deleted, the replica may have to be replaced, un
 from it. Before a decision the reports are read again, so an old view kills nobody.
 
 While the watch is interrupted, reports may expire because controllers can't reach etcd. So a report
-that is gone afterwards says nothing: the controller behaves as after its start.
+that is gone afterwards says nothing: the controller behaves as after its start. The same holds if
+etcd has not confirmed this controller for longer than its lease. The watch may go on then as if
+nothing had happened, and tell of reports that have expired meanwhile. It may also have told of them
+shortly before this controller noticed that etcd does not answer: such deaths are forgotten.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from penstock.rpc.answers import ClientId
 from penstock.server.controller.etcd.controller_lease import TTL_S, ControllerLease
 from penstock.server.controller.etcd.reports import Reports
 from penstock.server.controller.etcd.view import View
-from penstock.server.controller.liveness import Death, LocalLiveness
+from penstock.server.controller.liveness import GRACE_MS, Death, LocalLiveness
 from penstock.server.controller.living_replicas import ReplicaKey
 
 NOT_HEARD = "no controller gets its heartbeats"
@@ -31,7 +34,10 @@ class ReportedLiveness:
         self._reports = reports
         self._lease = lease
         self._view = view
+        self._clock = clock
         self._interruptions = 0
+        self._isolated_ms = clock.monotonic_ms() - GRACE_MS
+        """When this controller was isolated last."""
         self._local = LocalLiveness(clock, reports)
         self.deaths: asyncio.Queue[Death] = self._local.deaths
 
@@ -75,6 +81,11 @@ class ReportedLiveness:
         self._local.suspect(key, address)
 
     def tick(self) -> None:
+        self._local.heard_elsewhere(self._view.reports)
+        if self.isolated():
+            self._isolated_ms = self._clock.monotonic_ms()
+            self._local.begin_grace()
+            self._local.forget_deaths(NOT_HEARD)
         if self._interruptions != self._view.interruptions:
             self._interruptions = self._view.interruptions
             self._local.begin_grace()
@@ -87,8 +98,14 @@ class ReportedLiveness:
         """Report replicas that no other controller reports any more, until cancelled."""
         while True:
             key = await self._view.gone.get()
-            if not self._local.is_alive(key):
+            if not self._local.is_alive(key) and not self._was_isolated():
                 self._local.died(key, NOT_HEARD)
+
+    def _was_isolated(self) -> bool:
+        """Whether others may have lost their leases while this controller did not reach etcd, and
+        may not have reported again since."""
+        now_ms = self._clock.monotonic_ms()
+        return bool(self.isolated()) or now_ms - self._isolated_ms < GRACE_MS
 
     async def close(self) -> None:
         await self._local.close()
