@@ -57,8 +57,8 @@ format: setup ## format the code with ruff
 	$(BIN)/ruff check --fix --quiet . || true
 	$(BIN)/ruff format .
 
-bench: setup ## run the benchmarks side by side
-	@$(BIN)/python -m benchmarks
+bench: setup ## measure Penstock and other brokers for half an hour, and write docs/benchmarks.md
+	@$(BIN)/python -m benchmarks peers
 
 build: setup ## build wheel and sdist into dist/
 	$(BIN)/python -m build

@@ -1,4 +1,7 @@
-"""Runs all benchmarks, or those that are named: `python -m benchmarks [NAME …]`."""
+"""Runs all benchmarks, or those that are named: `python -m benchmarks [NAME …]`.
+
+`python -m benchmarks peers` compares with other brokers. It has options, and it is not one of all.
+"""
 
 import sys
 
@@ -18,6 +21,7 @@ from benchmarks import (
     many_topics,
     metrics_scrape,
     neighbour,
+    pipelined,
     pull_path,
     read_gather,
     replication,
@@ -26,10 +30,12 @@ from benchmarks import (
     spark_kafka,
     timers,
 )
+from benchmarks.peers import command as peers
 
 ALL = {
     "send": send_path.main,
     "pull": pull_path.main,
+    "pipelined": pipelined.main,
     "gather": read_gather.main,
     "filters": filters.main,
     "latency": append_latency.main,
@@ -54,6 +60,9 @@ ALL = {
 
 def main() -> None:
     names = sys.argv[1:] or list(ALL)
+    if names[0] == "peers":
+        peers.main(names[1:])
+        return
     print(f"core: {'compiled' if penstock.compiled() else 'NOT compiled'}")
     for name in names:
         ALL[name]()

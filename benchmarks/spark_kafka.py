@@ -9,22 +9,21 @@ Maven downloads the jars into its own repository. The source for Kafka is built 
 Spark, so this runs in an environment with PySpark 4.2.
 """
 
-import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pyspark
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from rich.console import Console
 from rich.table import Table
-from tests.compat import apache, maven
+from tests.compat import maven
 
+from benchmarks.kafka_server import PARTITIONS, SERVER_JARS, CannotRunError, KafkaServer, jars
 from benchmarks.spark import ROUNDS, ROWS, TOPIC, Bench, Work, alternate, bench, noop
 from benchmarks.spark_prepared_source import BODY
 from penstock import Admin
@@ -39,14 +38,6 @@ SPARK_JARS = (
     "org.apache.commons:commons-pool2:2.13.1",
 )
 """Jars that the source needs and Spark does not include."""
-SERVER_JARS = (
-    "org.apache.kafka:kafka_2.13:4.3.1",
-    "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
-)
-RESOLVER = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:build-classpath"
-PARTITIONS = 8
-CLUSTER = "AAAAAAAAAAAAAAAAAAAAAQ"
-"""A cluster id: sixteen bytes in base64."""
 FILLING = {
     # A few hundred messages per batch, as in Penstock: smaller batches are slower to read.
     "kafka.batch.size": "131072",
@@ -60,10 +51,6 @@ KAFKA = "Kafka"
 THEIR_COLUMNS = "keys,body,topic,queue_id,queue_offset,store_timestamp"
 
 
-class CannotRunError(Exception):
-    """A requirement of this benchmark is missing; the text names it."""
-
-
 def check_tools() -> None:
     if not pyspark.__version__.startswith(f"{SPARK}."):
         raise CannotRunError(
@@ -74,86 +61,7 @@ def check_tools() -> None:
         raise CannotRunError(f"{' and '.join(missing)} must be on the PATH")
 
 
-# --- jars
-
-
-def jars(*artifacts: str, alone: bool = False) -> list[str]:
-    """Paths of Maven artifacts, by default with their dependencies."""
-    with tempfile.TemporaryDirectory(prefix="penstock-maven-") as folder:
-        found = Path(folder) / "classpath.txt"
-        (Path(folder) / "pom.xml").write_bytes(pom(artifacts, alone))
-        for mode in (["-o"], []):  # offline first: the network is used only for missing artifacts
-            command = ["mvn", "-q", "-B", *mode, f"-Dmdep.outputFile={found}", RESOLVER]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-            if done.returncode == 0 and found.exists():
-                return found.read_text().strip().split(os.pathsep)
-    said = next((line for line in done.stdout.splitlines() if "ERROR" in line), "none")
-    raise CannotRunError(
-        f"Maven did not find the jars of {', '.join(artifacts)}; its error: {said}"
-    )
-
-
-def pom(artifacts: tuple[str, ...], alone: bool) -> bytes:
-    project = ElementTree.Element("project", xmlns="http://maven.apache.org/POM/4.0.0")
-    own = {"modelVersion": "4.0.0", "groupId": "io.penstock", "artifactId": "jars", "version": "1"}
-    add_texts(project, own | {"packaging": "pom"})
-    dependencies = ElementTree.SubElement(project, "dependencies")
-    for artifact in artifacts:
-        dependency = ElementTree.SubElement(dependencies, "dependency")
-        names = ("groupId", "artifactId", "version")
-        add_texts(dependency, dict(zip(names, artifact.split(":"), strict=True)))
-        if alone:
-            exclusions = ElementTree.SubElement(dependency, "exclusions")
-            exclusion = ElementTree.SubElement(exclusions, "exclusion")
-            add_texts(exclusion, {"groupId": "*", "artifactId": "*"})
-    return ElementTree.tostring(project)
-
-
-def add_texts(element: ElementTree.Element, texts: dict[str, str]) -> None:
-    for name, text in texts.items():
-        ElementTree.SubElement(element, name).text = text
-
-
-# --- servers and sources
-
-
-class KafkaServer(apache.Server):
-    """Kafka's broker and controller in one process, with its data in a directory."""
-
-    _main_class = "kafka.Kafka"
-    _announcement = "Kafka Server started"
-    # As Kafka's start script does.
-    jvm = (
-        *("-Xms1g", "-Xmx1g", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
-        *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"),
-    )
-
-    def __init__(self, directory: Path, classpath: list[str]) -> None:
-        port = apache.free_port(above=1)
-        once = ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
-        conf = {
-            "process.roles": "broker,controller",
-            "node.id": 1,
-            "controller.quorum.voters": f"1@127.0.0.1:{port + 1}",
-            "controller.listener.names": "CONTROLLER",
-            "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{port + 1}",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-            "log.dirs": directory / "data",
-            "num.partitions": PARTITIONS,
-            **{f"{topic}.replication.factor": 1 for topic in once},
-            **{f"{topic}.min.isr": 1 for topic in once[1:]},
-        }
-        super().__init__(directory, port, conf, timeout=120.0)
-        self._environment = {**os.environ, "CLASSPATH": os.pathsep.join(classpath)}
-
-    def _command(self) -> tuple[list[str], dict[str, str]]:
-        """Format the storage by the configuration, then start."""
-        flags = ("--ignore-formatted", "-t", CLUSTER, "-c", str(self._conf_file))
-        tool = ["java", "kafka.tools.StorageTool", "format", *flags]
-        subprocess.run(tool, env=self._environment, check=True, capture_output=True)
-        level = "-Dorg.apache.logging.log4j.level=INFO"
-        command = ["java", *self.jvm, level, self._main_class, str(self._conf_file)]
-        return command, self._environment
+# --- sources
 
 
 class SparkComparison:

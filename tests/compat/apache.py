@@ -60,6 +60,8 @@ class Server:
         self._directory = directory
         self._timeout = timeout
         self._process: subprocess.Popen[bytes] | None = None
+        self.launched = 0.0
+        """When the process was started last, by time.monotonic."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -89,6 +91,7 @@ class Server:
         """Start the process, without waiting for it."""
         command, environment = self.prepare()  # again on every start: the broker may rewrite it
         with self.log.open("wb") as log:
+            self.launched = time.monotonic()
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
             )
@@ -149,8 +152,15 @@ class Server:
                 raise TimeoutError(f"{self._main_class} did not start:\n{self._log_tail()}")
             time.sleep(0.05)
 
-    def _is_ready(self) -> bool:
+    def is_announced(self) -> bool:
+        """Whether the process has printed that it is ready."""
         return self._announcement in self.log.read_text(errors="replace")
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def _is_ready(self) -> bool:
+        return self.is_announced()
 
     def _log_tail(self) -> str:
         return self.log.read_text(errors="replace")[-4000:]

@@ -54,3 +54,21 @@ def test_both_agree_with_the_admin_client(
     (group,) = [row for row in found["groups"] if row["name"] == GROUP]
     assert group["lag"] == 0
     assert group["lag_seconds"] == 0
+
+
+def test_the_compiled_generator_with_apaches_broker(apache_cluster: OwnCluster) -> None:
+    topic = "bench-apache-pipelined"
+    with Admin(apache_cluster.namesrv) as admin:
+        admin.create_topic(topic, queues=2)
+    for header, batch in (("binary", 1), ("json", 2)):
+        sent = run(apache_cluster, "bench", "send", "--topic", topic, "--pipeline", 16,
+                   "--duration", "300ms", "--warmup", "0s", "--header", header,
+                   "--batch", batch)  # fmt: skip
+        assert {*sent["errors"]} <= {"SystemBusy"}  # of a slow machine: it waited for 200 ms
+        assert sent["messages"] > 0
+    with Admin(apache_cluster.namesrv) as admin:
+        stored = sum(queue.max_offset for queue in admin.describe_topic(topic).queues)
+    for header in ("binary", "json"):
+        pulled = run(apache_cluster, "bench", "consume", "--topic", topic, "--pipeline", 2,
+                     "--verify", "--header", header)  # fmt: skip
+        assert (pulled["messages"], pulled["errors"], pulled["drained"]) == (stored, {}, True)

@@ -138,11 +138,96 @@ def _has_messages(admin: Admin) -> bool:
     return sum(queue.max_offset for queue in admin.describe_topic("bench-cut").queues) > 100
 
 
+@pytest.mark.parametrize("header", ["binary", "json"])
+def test_the_compiled_generator_sends_and_pulls_every_message(up: Up, header: str) -> None:
+    topic = f"bench-pipelined-{header}"
+    with Admin(up.address) as admin:
+        admin.create_topic(topic, queues=3)
+        sent, _ = bench(up, "send", "--topic", topic, "--pipeline", 32, "--producers", 2,
+                        "--duration", "300ms", "--warmup", "0s", "--header", header,
+                        "--batch", 2, "--tags", "TagA")  # fmt: skip
+        check(sent)
+        assert (sent["loop"], sent["pipeline"], sent["header"]) == ("closed", 32, header)
+        assert (sent["concurrency"], sent["producers"], sent["statuses"]) == (None, 2, {})
+        queues = admin.describe_topic(topic).queues
+    assert sum(queue.max_offset for queue in queues) == sent["messages"]  # no message opens a
+    assert min(queue.max_offset for queue in queues) > 0  # connection, and every queue is used
+    assert len(queues) == 6  # on both brokers
+
+    pulled, _ = bench(up, "consume", "--topic", topic, "--pipeline", 4, "--consumers", 2,
+                      "--pull-size", 7, "--verify", "--header", header)  # fmt: skip
+    assert pulled["messages"] == sent["messages"]
+    assert pulled["bytes"] == sent["bytes"]
+    assert pulled["drained"]
+    assert (pulled["pull_size"], pulled["errors"]) == (7, {})
+    none, _ = bench(up, "consume", "--topic", topic, "--pipeline", 4, "--tags", "TagB")
+    assert (none["messages"], none["drained"]) == (0, True)
+
+
+def test_the_compiled_generator_fills_a_topic(up: Up) -> None:
+    before = topics(up), groups(up)
+    found, _ = bench(up, "consume", "--create-topic", "--fill", 1_001, "--pipeline", 8)
+    assert (found["messages"], found["drained"]) == (1_001, True)
+    assert (topics(up), groups(up)) == before
+
+
+def test_an_open_loop_of_the_compiled_generator(up: Up) -> None:
+    found, _ = bench(up, "send", "--create-topic", "--rate", 200, "--duration", "1s", "--warmup",
+                     "500ms", "--pipeline", 16, "--producers", 2)  # fmt: skip
+    check(found)
+    assert (found["loop"], found["messages"]) == ("open", 200)
+    assert found["generator"]["behind_ms"]["max"] <= found["latency_ms"]["max"]
+
+
+def test_the_compiled_generator_without_a_nameserver(up: Up) -> None:
+    with Admin(up.address) as admin:
+        admin.create_topic("bench-broker", queues=2)
+        (broker, *_) = admin.brokers()
+    only = ("--topic", "bench-broker", "--broker", broker.address, "--pipeline", 8)
+    sent, _ = bench(up, "send", *only, "--duration", "100ms", "--warmup", "0s")
+    pulled, _ = bench(up, "consume", *only, "--group", "bench-broker-readers")
+    assert pulled["messages"] == sent["messages"] > 0
+    missing = bench(up, "send", *only, "--topic", "no-such-topic", code=1)[1].stderr
+    assert "no-such-topic" in missing
+
+
+def test_refusals_of_the_compiled_generator_are_counted_by_name(up: Up) -> None:
+    found, _ = bench(up, "send", "--create-topic", "--pipeline", 1, "--size", 3_000_000,
+                     "--batch", 2, "--duration", "100ms", "--warmup", "0s")  # fmt: skip
+    assert found["messages"] == 0
+    assert list(found["errors"]) == ["MessageIllegal"]
+
+
+def test_the_compiled_generator_needs_a_writable_queue(up: Up) -> None:
+    with Admin(up.address) as admin:
+        admin.create_topic("bench-read-only", queues=1, perm="r")
+    _, result = bench(up, "send", "--topic", "bench-read-only", "--pipeline", 2, code=1)
+    assert "topic 'bench-read-only' has no writable queue" in result.stderr
+
+
 def test_wrong_usage(up: Up) -> None:
     cases = {
         ("send",): "give --topic, or --create-topic",
         ("send", "--topic", "t", "--rate", 5, "--concurrency", 5): "can't be used together",
         ("e2e", "--topic", "t", "--size", 10): "24 or more are needed",
+        ("send", "--topic", "t", "--header", "json"): "--header needs --pipeline",
+        ("consume", "--topic", "t", "--verify"): "--verify needs --pipeline",
+        ("send", "--topic", "t", "--pipeline", 5, "--concurrency", 5): "--concurrency can't be",
+        ("consume", "--topic", "t", "--pipeline", 5, "--from", "last"): "--from last can't be",
+        ("consume", "--topic", "t", "--pipeline", 5, "--broker", "b:1"): "--broker needs --group",
+        ("send", "--topic", "t", "--broker", "b:1"): "--broker needs --pipeline",
+        ("send", "--create-topic", "--pipeline", 5, "--broker", "b:1"): "--create-topic can't be",
+        (
+            "send",
+            "--topic",
+            "t",
+            "--pipeline",
+            5,
+            "--access-key",
+            "a",
+            "--secret-key",
+            "b",
+        ): "--pipeline can't sign requests",
         ("consume", "--topic", "t", "--warmup", "1s"): "--warmup can't be used with --from first",
     }
     for arguments, text in cases.items():

@@ -11,6 +11,8 @@ cdef int _NO_MATCHED_MESSAGE
 cdef int _MESSAGE_WAS_REMOVING
 cdef int _COLD
 cdef int _RANGES_MAX
+cdef long long _GAP_BYTES_MAX
+cdef long long _SPAN_BYTES
 cdef long long _SCAN_ENTRIES_MAX
 cdef int _FILLER_SIZE
 cdef int _RECORD
@@ -35,6 +37,7 @@ cdef class Reader:
     cdef int _count_max
     cdef long long _bytes_max
     cdef bint _removed
+    cdef unsigned char[::1] _span
 
     cpdef int set_tag_hashes(self, object codes) except -1
     @cython.locals(low="long long", high="long long", scan="long long")
@@ -45,8 +48,13 @@ cdef class Reader:
     @cython.locals(i=int)
     cdef bint _matches_tag(self, long long code) noexcept
     @cython.locals(hot_from="long long", before="Py_ssize_t", i=int, offset="long long",
-                   length="long long", segment=Segment)
+                   length="long long", segment=Segment, last=int, together=bint)
     cpdef bint copy_to(self, Output output, bint wait=*) except -1
+    @cython.locals(begin="long long", last_end="long long", offset="long long", i=int)
+    cdef int _last_of_span(self, int first, long long end) noexcept
+    @cython.locals(begin="long long", length="long long", i=int)
+    cdef bint _read_span(self, Segment segment, int first, int last, Output output,
+                         bint wait) except -1
     @cython.locals(stored=StoredRecord, damaged=int, number=int, i=int, offset="long long",
                    end="long long", size="long long", cold=bint)
     cdef int _count_damaged(self, Output output, Py_ssize_t at, long long hot_from) except -1

@@ -5,14 +5,18 @@ ranges; `copy_to` copies the ranges into a response. Neither waits for the disk:
 in memory the status is COLD, and the same call with `wait` belongs in the thread pool.
 
 Bytes of the hot window (the newest part of the log, written since the start) come from the mapping,
-older ones by `preadv(RWF_NOWAIT)`, which fails rather than waits.
+older ones by `preadv(RWF_NOWAIT)`, which fails rather than waits. A call costs more than the copy
+of a few pages: ranges that lie close together, as those of a topic with several queues, are read
+with one call, and what is between them is dropped.
 """
 
 from array import array
 from collections.abc import Sequence
 
+from penstock.errors import ReadFailed
 from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue.consumequeue import FILLER_SIZE, ConsumeQueue
+from penstock.store.segment import Segment
 from penstock.wire import layout, octets
 from penstock.wire.output import Output
 from penstock.wire.record import PROBLEMS, RECORD, StoredRecord
@@ -45,12 +49,17 @@ _COLD = COLD
 
 RANGES_MAX = 1024
 """The maximum number of messages of one find: in the worst case each is a separate range."""
+GAP_BYTES_MAX = 4 * 1024
+"""Ranges that are this close together are read with one call."""
+SPAN_BYTES = 256 * 1024
+"""At most this much is read with one call, unless a single range is longer."""
 TAG_HASHES_MAX = 256
 """The maximum number of tags that are compared here."""
 SCAN_ENTRIES_MAX = 800
 """The maximum number of entries that one find looks at, so that a rare tag does not block the loop;
 RocketMQ's value."""
 _RANGES_MAX = RANGES_MAX
+_GAP_BYTES_MAX, _SPAN_BYTES = GAP_BYTES_MAX, SPAN_BYTES
 _SCAN_ENTRIES_MAX = SCAN_ENTRIES_MAX
 _FILLER_SIZE = FILLER_SIZE
 _RECORD = RECORD
@@ -90,6 +99,8 @@ class Reader:
         self._count_max: int = 0
         self._bytes_max: int = 0
         self._removed: bool = False
+        # Where ranges are read together; allocated on first use.
+        self._span: memoryview = memoryview(bytearray(1))
 
     def set_tag_hashes(self, codes: Sequence[int]) -> None:
         """Find only messages whose tag has one of these hashes; none means all."""
@@ -203,6 +214,7 @@ class Reader:
         output.reserve(self.total)
         hot_from = max(self.log.hot_from, self.log.written - self.hot_bytes)
         before = output.length
+        together = True
         i = 0
         while i < self.ranges:
             offset = self._offsets[i]
@@ -215,14 +227,64 @@ class Reader:
                 octets.copy(
                     output.view, output.length, segment.view, offset - segment.start, length
                 )
-            elif not self._read(segment, offset, length, output, wait):
-                output.length = before
-                return False
-            output.length += length
-            i += 1
+                output.length += length
+                i += 1
+                continue
+            last = i + 1
+            if together:
+                last = self._last_of_span(i, min(hot_from, segment.start + segment.size))
+            if last > i + 1 and not self._read_span(segment, i, last, output, wait):
+                together = False
+                last = i + 1
+            if last == i + 1:
+                if not self._read(segment, offset, length, output, wait):
+                    output.length = before
+                    return False
+                output.length += length
+            i = last
         cold = self.ranges > 0 and self._offsets[0] < hot_from
         if cold and self.check and self._count_damaged(output, before, hot_from) > 0:
             self._remove_damaged(output, before)
+        return True
+
+    def _last_of_span(self, first: int, end: int) -> int:
+        """The number of the range behind those that are read together with this one: they follow it
+        closely in the log, and are below `end`."""
+        begin = self._offsets[first]
+        last_end = begin + self._lengths[first]
+        i = first + 1
+        while i < self.ranges:
+            offset = self._offsets[i]
+            if offset < last_end or offset - last_end > _GAP_BYTES_MAX:
+                break
+            if offset + self._lengths[i] > end or offset + self._lengths[i] - begin > _SPAN_BYTES:
+                break
+            last_end = offset + self._lengths[i]
+            i += 1
+        return i
+
+    def _read_span(
+        self, segment: Segment, first: int, last: int, output: Output, wait: bool
+    ) -> bool:
+        """Append the ranges [first, last), read at once with what is between them. False if that is
+        not possible; then each of them may still be."""
+        if len(self._span) < _SPAN_BYTES:
+            self._span = memoryview(bytearray(_SPAN_BYTES))
+        begin = self._offsets[first]
+        length = self._offsets[last - 1] + self._lengths[last - 1] - begin
+        target = memoryview(self._span)[:length]
+        try:
+            if not self._read_into(segment, begin - segment.start, target, wait):
+                return False
+        except (ReadFailed, OSError):  # perhaps of something that lies between the ranges
+            return False
+        i = first
+        while i < last:
+            octets.copy(
+                output.view, output.length, self._span, self._offsets[i] - begin, self._lengths[i]
+            )
+            output.length += self._lengths[i]
+            i += 1
         return True
 
     def _count_damaged(self, output: Output, at: int, hot_from: int) -> int:
@@ -273,14 +335,16 @@ class Reader:
         output.length = begin + len(whole)
         self.count, self.total = len(kept), len(whole)
 
-    def _read(self, segment: object, offset: int, length: int, output: Output, wait: bool) -> bool:
+    def _read(self, segment: Segment, offset: int, length: int, output: Output, wait: bool) -> bool:
         target = memoryview(output.view)[output.length : output.length + length]
-        disk, fd = segment.disk, segment.fd  # type: ignore[attr-defined]
-        at = offset - segment.start  # type: ignore[attr-defined]
+        return self._read_into(segment, offset - segment.start, target, wait)
+
+    def _read_into(self, segment: Segment, at: int, target: memoryview, wait: bool) -> bool:
+        """Fill `target`; False if that would wait, or if the file is too short."""
         if not wait:
-            return bool(disk.read_now(fd, target, at))
-        data = disk.read_at(fd, length, at)
-        if len(data) != length:
+            return bool(segment.disk.read_now(segment.fd, target, at))
+        data = segment.disk.read_at(segment.fd, len(target), at)
+        if len(data) != len(target):
             return False
         target[:] = data
         return True

@@ -82,7 +82,8 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._clock = clock
         self._cause = ""
-        self._encrypted = False
+        self.encrypted = False
+        self.remote: tuple[str, int] | None = None  # numeric host and port of the server
         self._speaks_tls = False  # the server has answered in TLS, and this side does not use it
         self._alarm: Alarm | None = None
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
@@ -174,7 +175,9 @@ class PeerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=OUTPUT_BYTES_MAX)
-        self._encrypted = transport.get_extra_info("ssl_object") is not None
+        self.encrypted = transport.get_extra_info("ssl_object") is not None
+        remote = transport.get_extra_info("peername")
+        self.remote = None if remote is None else (remote[0], remote[1])
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._cause:
@@ -286,7 +289,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._resumed = None
 
     def _lost_error(self) -> PeerLost:
-        silent = self.calls.reads == 0 and not self._encrypted
+        silent = self.calls.reads == 0 and not self.encrypted
         return PeerLost(
             self._cause or "the connection was closed",
             address=self._address,

@@ -19,9 +19,9 @@ cdef class Fields:
 
     cpdef void bind(self, unsigned char[::1] buffer)
     cpdef void release(self)
-    @cython.locals(i=int, letters="int[::1]")
+    @cython.locals(i=int)
     cpdef void clear(self)
-    @cython.locals(count=int, letter=int, table="int[::1]")
+    @cython.locals(count=int, letter=int)
     cpdef int add(self, int key_at, int key_length, int at, int length) except -1
     @cython.locals(length=int, i=int)
     cpdef int find(self, bytes name)

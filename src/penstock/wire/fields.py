@@ -46,7 +46,11 @@ LANGUAGE_UNKNOWN = 7
 
 
 class Fields:
-    """Numbers and named fields of one command's header, in the buffer it was read from."""
+    """Numbers and named fields of one command's header, in the buffer it was read from.
+
+    Short methods use `self.buffer` and `self._table`: compiled, a local variable of that type
+    counts references, which takes as long as the rest of `add`.
+    """
 
     def __init__(self) -> None:
         # The connection's buffer, from `bind` to `release`.
@@ -75,9 +79,8 @@ class Fields:
         self.buffer = memoryview(bytearray(1))
 
     def clear(self) -> None:
-        letters = self._letters
         for i in range(26):
-            letters[i] = 0
+            self._letters[i] = 0
         self.code = 0
         self.flag = 0
         self.opaque = 0
@@ -91,11 +94,10 @@ class Fields:
         count = self.count
         if count >= _FIELDS_MAX:
             raise HeaderError(f"header has more than {FIELDS_MAX} fields")
-        table = self._table
-        table[4 * count] = key_at
-        table[4 * count + 1] = key_length
-        table[4 * count + 2] = at
-        table[4 * count + 3] = length
+        self._table[4 * count] = key_at
+        self._table[4 * count + 1] = key_length
+        self._table[4 * count + 2] = at
+        self._table[4 * count + 3] = length
         self.count = count + 1
         if key_length == 1:
             letter = self.buffer[key_at] - 97
@@ -104,11 +106,12 @@ class Fields:
 
     def find(self, name: bytes) -> int:
         """Number of the field with this name, or -1; the last one if there are several."""
-        table = self._table
         length = len(name)
         i = self.count - 1
         while i >= 0:
-            if table[4 * i + 1] == length and octets.matches(self.buffer, table[4 * i], name):
+            if self._table[4 * i + 1] == length and octets.matches(
+                self.buffer, self._table[4 * i], name
+            ):
                 return i
             i -= 1
         return -1
@@ -136,17 +139,16 @@ class Fields:
             raise HeaderError("a required header field is missing")
         at = self._table[4 * field + 2]
         end = at + self._table[4 * field + 3]
-        buffer = self.buffer
         start = at
         negative = False
-        if at < end and (buffer[at] == 45 or buffer[at] == 43):
-            negative = buffer[at] == 45
+        if at < end and (self.buffer[at] == 45 or self.buffer[at] == 43):
+            negative = self.buffer[at] == 45
             at += 1
         digits = end - at
         value = 0
         if 0 < digits < _I64_DIGITS:
             while at < end:
-                digit = buffer[at] - 48
+                digit = self.buffer[at] - 48
                 if digit < 0 or digit > 9:
                     break
                 value = value * 10 + digit

@@ -8,6 +8,7 @@ cdef bytes _JSON_SENDER
 cdef bytes _JSON_FIELDS
 cdef int _START_BYTES
 cdef int _NUMBER_BYTES
+cdef int _BINARY_FIXED_BYTES
 
 cdef class Output:
     cdef readonly bytearray data
@@ -42,3 +43,8 @@ cdef class Output:
     cpdef int append(self, bytes data) except -1
     @cython.locals(at="Py_ssize_t")
     cdef Py_ssize_t _name(self, bytes name)
+
+@cython.locals(pieces=list, name=bytes, text=bytes, remark_text=bytes, fields_length="Py_ssize_t",
+               header=bytearray, view="unsigned char[::1]", at="Py_ssize_t", i="Py_ssize_t")
+cdef bytes _binary_header(int code, object ext, int opaque, int flag, object remark, int language,
+                          int version)

@@ -21,6 +21,7 @@ _LANGUAGE = LANGUAGE
 _BINARY = BINARY
 _START_BYTES = 128  # more than the fixed part of either header
 _NUMBER_BYTES = 20
+_BINARY_FIXED_BYTES = 21  # of a binary header: all except remark and fields
 
 _JSON_SENDER = (
     f',"flag":{FLAG_RESPONSE},"language":"{LANGUAGES[LANGUAGE].decode()}","opaque":'.encode()
@@ -296,25 +297,33 @@ def _binary_header(
 ) -> bytes:
     if not -0x8000 <= code <= 0x7FFF:
         raise FrameError(f"code {code} does not fit the binary header; use JSON")
-    fields = bytearray()
+    pieces: list[bytes] = []  # names and values in turn
+    fields_length = 0
     for key, value in (ext or {}).items():
         name, text = key.encode("utf-8", "replace"), value.encode("utf-8", "replace")
         if not name or not text:
             continue
         if len(name) > 0x7FFF:
             raise FrameError.over("field name too long", figure=len(name), limit=0x7FFF)
-        fields += len(name).to_bytes(2, "big") + name + len(text).to_bytes(4, "big") + text
+        pieces.append(name)
+        pieces.append(text)
+        fields_length += 6 + len(name) + len(text)
     remark_text = (remark or "").encode("utf-8", "replace")
-    return b"".join(
-        (
-            code.to_bytes(2, "big", signed=True),
-            bytes((language,)),
-            version.to_bytes(2, "big"),
-            opaque.to_bytes(4, "big", signed=True),
-            flag.to_bytes(4, "big", signed=True),
-            len(remark_text).to_bytes(4, "big"),
-            remark_text,
-            len(fields).to_bytes(4, "big"),
-            bytes(fields),
-        )
-    )
+    header = bytearray(_BINARY_FIXED_BYTES + len(remark_text) + fields_length)
+    view = memoryview(header)
+    octets.put_i16(view, 0, code)
+    view[2] = language
+    octets.put_i16(view, 3, version)
+    octets.put_i32(view, 5, opaque)
+    octets.put_i32(view, 9, flag)
+    octets.put_i32(view, 13, len(remark_text))
+    at = 17 + octets.put_bytes(view, 17, remark_text)
+    octets.put_i32(view, at, fields_length)
+    at += 4
+    for i in range(0, len(pieces), 2):
+        name, text = pieces[i], pieces[i + 1]
+        octets.put_i16(view, at, len(name))
+        at += 2 + octets.put_bytes(view, at + 2, name)
+        octets.put_i32(view, at, len(text))
+        at += 4 + octets.put_bytes(view, at + 4, text)
+    return bytes(header)

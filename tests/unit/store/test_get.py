@@ -1,9 +1,11 @@
 """From a queue offset to ranges of the log: statuses, filters, limits, three ways to read."""
 
+import errno
 import struct
 
 import pytest
 
+from penstock.errors import ReadFailed
 from penstock.store import get
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import Reader
@@ -208,6 +210,64 @@ def test_outside_the_hot_window_the_file_is_read(
     monkeypatch.setattr(disk, "read_now", lambda fd, target, at: False)
     assert copied(find(store, 2)[1]) is None
     assert copied(find(store, 3)[1]) is not None
+
+
+def scattered(
+    stores: StoreFixture, disk: WatchedDisk, gaps: tuple[int, int], **changes: int
+) -> Reader:
+    """Three records of one queue, with records of this many bytes of another one between them."""
+    store = stores.open(disk, hot_bytes=0, **changes)
+    put(store, sized(100), sized(gaps[0], queue_id=1), sized(120), sized(gaps[1], queue_id=1))
+    put(store, sized(130))
+    _, reader = find(store, 0)
+    assert reader.ranges == 3
+    return reader
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_ranges_that_lie_close_together_are_read_with_one_call(
+    stores: StoreFixture, monkeypatch: pytest.MonkeyPatch, wait: bool
+) -> None:
+    disk = WatchedDisk()
+    calls: list[tuple[int, int]] = []
+    read_now, read_at = disk.read_now, disk.read_at
+
+    def now(fd: int, target: memoryview, at: int) -> bool:
+        calls.append((at, len(target)))
+        return read_now(fd, target, at)
+
+    def waiting(fd: int, length: int, at: int) -> bytes:
+        calls.append((at, length))
+        return read_at(fd, length, at)
+
+    reader = scattered(stores, disk, (500, 6_000), segment_bytes=64 * 1024)
+    monkeypatch.setattr(disk, "read_now", now)
+    monkeypatch.setattr(disk, "read_at", waiting)
+    data = copied(reader, wait=wait)
+    assert data is not None
+    assert [len(found) for found in split(data)] == [100, 120, 130]
+    assert calls == [(0, 720), (6_720, 130)]
+
+
+@pytest.mark.parametrize("error", [None, ReadFailed("no"), OSError(errno.EIO, "no")])
+def test_what_lies_between_ranges_need_not_be_readable(
+    stores: StoreFixture, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    disk = WatchedDisk()
+    read_now = disk.read_now
+
+    def read(fd: int, target: memoryview, at: int) -> bool:
+        if len(target) <= 130:
+            return read_now(fd, target, at)
+        if error is not None:
+            raise error
+        return False  # it is not in the page cache
+
+    reader = scattered(stores, disk, (500, 300))
+    monkeypatch.setattr(disk, "read_now", read)
+    data = copied(reader)
+    assert data is not None
+    assert [len(found) for found in split(data)] == [100, 120, 130]
 
 
 def test_output_is_unchanged_when_bytes_are_cold(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 CONCURRENCY_DEFAULT = 16
+PULL_SIZE_DEFAULT = 1_024
 INTERRUPTED = 130
 _BODY_BYTES_MAX = 4 * 1024 * 1024
 _HEAD_BYTES = 24  # of end-to-end messages: bench/stamped_body.py
@@ -85,6 +86,27 @@ _SENDING = (
         help="Producers, each with its own connections.",
     ),
 )
+_PIPELINE = (
+    click.option(
+        "--pipeline",
+        type=click.IntRange(1, 65_536),
+        metavar="N",
+        help="Use the compiled generator instead of the Python client, with N requests in flight "
+        "on each connection.",
+    ),
+    click.option(
+        "--header",
+        type=click.Choice(["binary", "json"]),
+        default="binary",
+        show_default=True,
+        help="With --pipeline: encoding of the request headers.",
+    ),
+    click.option(
+        "--broker",
+        metavar="HOST:PORT",
+        help="With --pipeline: only this broker, without a NameServer. The topic has to exist.",
+    ),
+)
 _CONSUMING = (
     click.option(
         "--consumers",
@@ -119,7 +141,7 @@ def bench() -> None:
 
 @bench.command()
 @cluster_options
-@_options(*_COMMON, *_SENDING)
+@_options(*_COMMON, *_SENDING, *_PIPELINE)
 @json_option
 def send(cluster: ClusterOptions, as_json: bool, **options: Any) -> int:
     """Measure the time from a send to its acknowledgement."""
@@ -150,7 +172,17 @@ def e2e(cluster: ClusterOptions, as_json: bool, **options: Any) -> int:
 
 @bench.command()
 @cluster_options
-@_options(*_COMMON, *_CONSUMING)
+@_options(*_COMMON, *_CONSUMING, *_PIPELINE)
+@click.option(
+    "--pull-size",
+    type=click.IntRange(1, 65_536),
+    default=PULL_SIZE_DEFAULT,
+    show_default=True,
+    help="With --pipeline: most messages of a pull. The broker has limits of its own.",
+)
+@click.option(
+    "--verify", is_flag=True, help="With --pipeline: compare each body with its checksum."
+)
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 10_000),
@@ -203,30 +235,26 @@ def _plan(
     start: Literal["first", "last"] = "last",
     fill: int = 0,
     drain: timedelta = timedelta(seconds=10),
+    pipeline: int | None = None,
+    **more: Any,
 ) -> "BenchPlan":
     from penstock.cli.bench.bench_report import Workload
     from penstock.cli.bench.bench_runs import BenchPlan
 
-    if rate is not None and concurrency is not None:
-        raise click.UsageError("--rate and --concurrency can't be used together")
+    pipelined = _pipelined(mode, pipeline, group=group, start=start, **more)
     if topic is None and not create_topic:
         raise click.UsageError("give --topic, or --create-topic for a topic of its own")
     if not duration:
         raise click.BadParameter("it must be longer than 0", param_hint="--duration")
     if mode == "consume" and start == "first":
-        source = click.get_current_context().get_parameter_source("warmup")
-        if warmup and source is ParameterSource.COMMANDLINE:
-            raise click.UsageError(
-                "--warmup can't be used with --from first: the messages of the warm-up would be "
-                "missing in the result"
-            )
+        _refuse_warmup(warmup)
         warmup = timedelta()
     run_name = f"penstock-bench-{secrets.token_hex(4)}"
     workload = Workload(
         mode=mode,
         topic=topic or run_name,
         rate=rate,
-        concurrency=CONCURRENCY_DEFAULT if rate is None and concurrency is None else concurrency,
+        concurrency=_concurrency(concurrency, rate, pipeline),
         size=size,
         batch=batch,
         producers=producers,
@@ -235,6 +263,7 @@ def _plan(
         duration_s=duration.total_seconds(),
         tags=tags,
         group=None if mode == "send" else group or run_name,
+        **pipelined,
     )
     return BenchPlan(
         workload,
@@ -247,11 +276,70 @@ def _plan(
     )
 
 
+def _concurrency(concurrency: int | None, rate: float | None, pipeline: int | None) -> int | None:
+    """Requests in flight, or handlers; None in an open loop and with --pipeline."""
+    if rate is not None and concurrency is not None:
+        raise click.UsageError("--rate and --concurrency can't be used together")
+    if pipeline is not None:
+        return None
+    return CONCURRENCY_DEFAULT if rate is None and concurrency is None else concurrency
+
+
+def _pipelined(
+    mode: str,
+    pipeline: int | None,
+    *,
+    group: str | None,
+    start: str,
+    header: str = "binary",
+    broker: str | None = None,
+    pull_size: int = PULL_SIZE_DEFAULT,
+    verify: bool = False,
+) -> dict[str, Any]:
+    """What a Workload has of the options of --pipeline; refuses those that do not go together."""
+    if pipeline is None:
+        _refuse_options("needs --pipeline", "header", "broker", "pull_size", "verify")
+        return {}
+    _refuse_options("can't be used with --pipeline", "concurrency")
+    if mode == "consume" and start == "last":
+        raise click.UsageError("--from last can't be used with --pipeline")
+    if broker is not None:
+        _refuse_options("can't be used with --broker", "create_topic", "queues")
+        if mode == "consume" and group is None:
+            raise click.UsageError("--broker needs --group")
+    return {
+        "pipeline": pipeline,
+        "header": header,
+        "broker": broker,
+        "pull_size": pull_size if mode == "consume" else None,
+        "verify": verify,
+    }
+
+
+def _refuse_warmup(warmup: timedelta) -> None:
+    if warmup:
+        _refuse_options(
+            "can't be used with --from first: the messages of the warm-up would be missing in the "
+            "result",
+            "warmup",
+        )
+
+
+def _refuse_options(why: str, *names: str) -> None:
+    """Refuse these options if they are on the command line."""
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} {why}")
+
+
 def _run(cluster: ClusterOptions, plan: "BenchPlan", *, as_json: bool) -> int:
     from penstock.cli.bench.bench_runs import run_bench
     from penstock.cli.terminal import say_if_uncompiled
 
     say_if_uncompiled()
+    if plan.workload.pipeline is not None and cluster.access_key:
+        raise click.UsageError("--pipeline can't sign requests: give no --access-key")
     report = run(run_bench(cluster, plan), loop_factory=_fast_loop())
     if as_json:
         print_json(report.as_json())

@@ -33,6 +33,14 @@ class Workload:
     duration_s: float
     tags: str | None = None
     group: str | None = None
+    pipeline: int | None = None
+    """Requests in flight on each connection of the compiled generator; None: the Python client."""
+    header: str = "binary"
+    broker: str | None = None
+    """The address of the only broker; None: all brokers of the topic."""
+    pull_size: int | None = None
+    """Most messages of a pull of the compiled generator."""
+    verify: bool = False
 
     @property
     def loop(self) -> str:
@@ -160,6 +168,9 @@ class BenchReport:
             "group": work.group,
             "target_rate": work.rate,
             "concurrency": work.concurrency,
+            "pipeline": work.pipeline,
+            "header": None if work.pipeline is None else work.header,
+            "pull_size": work.pull_size,
             "size": work.size,
             "batch": work.batch,
             "producers": work.producers,
@@ -225,13 +236,19 @@ def _latency_name(work: Workload) -> str:
 
 
 def _load_text(work: Workload) -> str:
+    pipelined = work.pipeline is not None
     if work.mode == "consume":
-        return f"{count_text(work.consumers, 'consumer')} of {work.topic}"
-    how = (
-        f"open loop, {work.rate:,.0f} messages/s"
-        if work.rate is not None
-        else f"closed loop, {count_text(work.concurrency or 0, 'request')} at a time"
-    )
+        how = f", pulls of up to {work.pull_size:,}" if pipelined else ""
+        return f"{count_text(work.consumers, 'consumer')} of {work.topic}{how}"
+    if work.rate is not None:
+        how = f"open loop, {work.rate:,.0f} messages/s"
+    elif pipelined:
+        how = (
+            f"closed loop, {count_text(work.producers, 'producer')} with "
+            f"{count_text(work.pipeline or 0, 'request')} in flight each"
+        )
+    else:
+        how = f"closed loop, {count_text(work.concurrency or 0, 'request')} at a time"
     batch = f", {work.batch} per request" if work.batch > 1 else ""
     return f"{how}, {work.size:,} B each{batch}, to {work.topic}"
 

@@ -5,11 +5,12 @@ import contextlib
 import signal
 import time
 from collections.abc import AsyncIterator, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cli.bench.bench_objects import bench_group, bench_topic
 from penstock.cli.bench.bench_report import BenchReport, DeliveryCounts, Workload
+from penstock.cli.bench.generator_cpu import GeneratorCpu
 from penstock.cli.bench.live_line import live_line
 from penstock.cli.bench.loads import ClosedLoop, Requests, run_open
 from penstock.cli.bench.measurement import Measurement
@@ -41,32 +42,14 @@ class BenchPlan:
     drain_s: float = 10.0
 
 
-class _Cpu:
-    """The processor time of this process during the window."""
-
-    def __init__(self, window: Window) -> None:
-        self._window = window
-        self._begin: tuple[float, float] | None = None
-        delay_s = (window.begin_ns - time.monotonic_ns()) / SECOND_NS
-        asyncio.get_running_loop().call_later(max(delay_s, 0.0), self._start)
-
-    def percent(self, idle_s: float = 0.0) -> float:
-        """The share of one processor, in percent; without a time at the end in which it idled."""
-        if self._begin is None:
-            return 0.0
-        busy_s = time.monotonic() - self._begin[0] - idle_s
-        return 100 * (time.process_time() - self._begin[1]) / busy_s if busy_s > 0 else 0.0
-
-    def _start(self) -> None:
-        self._begin = time.monotonic(), time.process_time()
-
-
 async def run_bench(cluster: ClusterOptions, plan: BenchPlan) -> BenchReport:
     """Run a benchmark; Ctrl-C ends it early, with the figures until then."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
     runs = {"send": _send, "consume": _consume, "e2e": _end_to_end}
     work = plan.workload
+    if work.broker is not None:
+        return await runs[work.mode](cluster, plan, stop)
     async with (
         cluster.admin() as admin,
         bench_topic(admin, work.topic, create=plan.create_topic, queues=plan.queues),
@@ -77,9 +60,16 @@ async def run_bench(cluster: ClusterOptions, plan: BenchPlan) -> BenchReport:
 
 async def _send(cluster: ClusterOptions, plan: BenchPlan, stop: asyncio.Event) -> BenchReport:
     work = plan.workload
+    if work.pipeline is not None:
+        from penstock.cli.bench.pipelined.pipelined_runs import run_sends
+
+        sends = await run_sends(cluster, work, stop)
+        return BenchReport.of(
+            work, sends.measured, cpu_percent=sends.cpu_percent, interrupted=stop.is_set()
+        )
     async with _producers(cluster, work) as producers:
         window = _window(work)
-        measured, cpu = Measurement(window), _Cpu(window)
+        measured, cpu = Measurement(window), GeneratorCpu(window)
         requests = Requests(producers, work, measured)
         async with live_line(measured, lambda: requests.in_flight):
             await _drive(requests, work, window, stop)
@@ -105,7 +95,7 @@ async def _end_to_end(cluster: ClusterOptions, plan: BenchPlan, stop: asyncio.Ev
     ):
         await _or_stopped(receiver.wait_for_subscription(producers[0], work.topic), stop)
         window = _window(work)
-        measured, sending, cpu = Measurement(window), Measurement(window), _Cpu(window)
+        measured, sending, cpu = Measurement(window), Measurement(window), GeneratorCpu(window)
         receiver.measured = measured
         requests = Requests(producers, work, sending, bodies)
         async with live_line(measured, lambda: requests.in_flight):
@@ -130,6 +120,8 @@ async def _end_to_end(cluster: ClusterOptions, plan: BenchPlan, stop: asyncio.Ev
 
 async def _consume(cluster: ClusterOptions, plan: BenchPlan, stop: asyncio.Event) -> BenchReport:
     work = plan.workload
+    if work.pipeline is not None:
+        return await _catch_up(cluster, plan, stop)
     if plan.fill:
         async with _producers(cluster, work) as producers:
             filling = Requests(producers, work, Measurement(Window(0, 0)))
@@ -148,13 +140,31 @@ async def _consume(cluster: ClusterOptions, plan: BenchPlan, stop: asyncio.Event
     ):
         begins = from_last or await receiver.wait_for_first(work.duration_s, stop)
         measured, drained = receiver.start(), False
-        cpu = _Cpu(measured.window)
+        cpu = GeneratorCpu(measured.window)
         if begins:
             async with live_line(measured):
                 drained = await _until_end(measured, stop, ends=not from_last)
         cpu_percent = cpu.percent(idle_s=IDLE_S if drained else 0.0)
     return BenchReport.of(
         work, measured, cpu_percent=cpu_percent, interrupted=stop.is_set(), drained=drained
+    )
+
+
+async def _catch_up(cluster: ClusterOptions, plan: BenchPlan, stop: asyncio.Event) -> BenchReport:
+    """Pull all stored messages with the compiled generator."""
+    from penstock.cli.bench.pipelined.pipelined_runs import run_pulls, run_sends
+
+    work = plan.workload
+    if plan.fill:
+        filling = replace(work, producers=1, pipeline=FILL_CONCURRENCY)
+        await run_sends(cluster, filling, stop, count=plan.fill)
+    pulls = await run_pulls(cluster, work, stop)
+    return BenchReport.of(
+        work,
+        pulls.measured,
+        cpu_percent=pulls.cpu_percent,
+        interrupted=stop.is_set(),
+        drained=pulls.drained,
     )
 
 

@@ -38,7 +38,10 @@ class BenchResult(JsonValue):
     topic: str
     group: Annotated[str | None, doc("null for `send`")]
     target_rate: Annotated[float | None, doc("messages per second; null without `--rate`")]
-    concurrency: Annotated[int | None, doc("null with `--rate`")]
+    concurrency: Annotated[int | None, doc("null with `--rate` and with `--pipeline`")]
+    pipeline: Annotated[int | None, doc("requests in flight on each connection; null without it")]
+    header: Annotated[str | None, doc("`binary` or `json`; null without `--pipeline`")]
+    pull_size: Annotated[int | None, doc("`consume --pipeline`: most messages of a pull")]
     size: Annotated[int, doc("bytes of a body")]
     batch: Annotated[int, doc("messages per request")]
     producers: int

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from penstock.client.consumer.unfinished_messages import UnfinishedMessages
 from penstock.client.messages import MessageQueue
-from penstock.client.received_message import FINISHED, HANDLING, ReceivedMessage
+from penstock.client.received_message import HANDLING, ReceivedMessage
 from penstock.errors import BadSetting
 
 MESSAGES_MAX = 1_000
@@ -41,33 +42,24 @@ def queue_text(queue: MessageQueue) -> str:
     return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
 
 
-class ProcessQueue:
+class ProcessQueue(UnfinishedMessages):
     """One queue that is assigned to this consumer."""
 
     def __init__(
         self, queue: MessageQueue, offset: int, limits: FlowLimits, *, ordered: bool = False
     ) -> None:
+        UnfinishedMessages.__init__(self, offset)
         self.queue = queue
-        self.next_offset = offset  # offset of the next pull
         self.end_offset = -1  # the broker's max offset, from its last response; -1: none yet
         self.last_pull_ms = 0  # time of day of the last pull
         self.pull_failure: str | None = None  # why the last pull has failed
-        self.dropped = False  # no longer assigned; never reset
         self.paused = False  # by the application
-        self.count = 0  # messages that are not finished
-        self.bytes = 0  # their size
-        # Totals since the queue was assigned.
-        self.received = 0
-        self.finished = 0
         self.failed = 0
         self.last_failure: str | None = None  # the last failure of a handler, in one line
-        self.busy_ms = 0  # time spent in handlers
         self.throttled = 0  # pauses of pulling by flow control
         self._limits = limits
         self._span_max = 2**62 if ordered else limits.span_max
-        self._messages: dict[ReceivedMessage, None] = {}  # not finished, in offset order
         self._ordered: deque[ReceivedMessage] | None = deque() if ordered else None  # not taken
-        self._pull_waiter: asyncio.Future[None] | None = None  # of `wait_for_pull`
 
     # --- messages
 
@@ -75,17 +67,9 @@ class ProcessQueue:
         """Add the messages of a pull; `next_offset` is where the next pull continues."""
         if self.dropped:
             return
-        self.next_offset = next_offset
-        size = 0
-        for message in messages:
-            message.process_queue = self
-            size += message.size
-        self._messages.update(dict.fromkeys(messages))
+        self.add_messages(messages, next_offset)
         if self._ordered is not None:
             self._ordered += messages
-        self.bytes += size
-        self.count += len(messages)
-        self.received += len(messages)
 
     def take(self, count_max: int) -> list[ReceivedMessage]:
         """The next messages of an ordered queue; they are not finished yet."""
@@ -104,32 +88,19 @@ class ProcessQueue:
             self.finish_one(message)
         return self.progress
 
-    def finish_one(self, message: ReceivedMessage) -> bool:
-        """Finish a message: it is handled or sent back. False if it was finished before."""
-        if message.state == FINISHED or message.process_queue is not self:
-            return False
-        message.state = FINISHED
-        self.count -= 1
-        self.bytes -= message.size
-        self.finished += 1
-        del self._messages[message]
-        if self._pull_waiter is not None:
-            self._resume_pull()
-        return True
-
     @property
     def progress(self) -> int:
         """The offset to commit: every message before it is finished."""
-        return next(iter(self._messages)).queue_offset if self._messages else self.next_offset
+        return next(iter(self.messages)).queue_offset if self.messages else self.next_offset
 
     @property
     def oldest(self) -> ReceivedMessage | None:
         """The message with the smallest offset that is not finished."""
-        return next(iter(self._messages), None)
+        return next(iter(self.messages), None)
 
     def handling_since_before(self, ms: int) -> list[ReceivedMessage]:
         """Messages whose handler was called before this time (monotonic) and has not returned."""
-        return [m for m in self._messages if m.state == HANDLING and m.handling_since_ms < ms]
+        return [m for m in self.messages if m.state == HANDLING and m.handling_since_ms < ms]
 
     # --- flow control
 
@@ -152,8 +123,8 @@ class ProcessQueue:
     async def wait_for_pull(self) -> None:
         """Return when pulling may continue, or the queue is dropped."""
         while not self.dropped and (self.paused or self.full is not None):
-            self._pull_waiter = asyncio.get_running_loop().create_future()
-            await self._pull_waiter
+            self.pull_waiter = asyncio.get_running_loop().create_future()
+            await self.pull_waiter
 
     def pause(self) -> None:
         """Stop pulling; messages that were pulled are still handled."""
@@ -161,20 +132,20 @@ class ProcessQueue:
 
     def resume(self) -> None:
         self.paused = False
-        self._resume_pull()
+        self.resume_pull()
 
     def drop(self) -> None:
         """The queue is no longer assigned to this consumer."""
         self.dropped = True
         if self._ordered:
             self._ordered.clear()
-        self._resume_pull()
+        self.resume_pull()
 
-    def _resume_pull(self) -> None:
-        waiter = self._pull_waiter
+    def resume_pull(self) -> None:
+        waiter = self.pull_waiter
         if waiter is None or not (self.dropped or (not self.paused and self.full is None)):
             return
-        self._pull_waiter = None
+        self.pull_waiter = None
         if not waiter.done():
             waiter.set_result(None)
 

@@ -18,7 +18,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from penstock.client.client_session import Session
-from penstock.client.consumer.dispatch.handler_calls import no_handler_error
 from penstock.client.consumer.dispatch.handler_threads import HandlerThreads, Result
 from penstock.client.consumer.dispatch.handlers import (
     Handler,
@@ -27,6 +26,7 @@ from penstock.client.consumer.dispatch.handlers import (
     retry_for,
     retry_from_result,
 )
+from penstock.client.consumer.dispatch.message_runs import no_handler_error
 from penstock.client.consumer.dispatch.send_back import FIRST_LEVEL, SendBack
 from penstock.client.handler_failures import NOT_RETURNED, HandlerFailures
 from penstock.client.pop.ack_client import PopAckClient

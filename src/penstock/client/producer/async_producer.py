@@ -56,6 +56,13 @@ class AsyncProducer(Lifetime):
         self._accumulator: Accumulator | None = None
         self._tracer: Tracer | None = None
 
+    @property
+    def direct_sender(self) -> Sender | None:
+        """The sender of a started producer, if another thread may make the first attempt of a send:
+        nothing else takes part in it."""
+        plain = self._accumulator is None and self._tracer is None and self._spans is None
+        return self._sender if plain and not self.options.retry_not_stored else None
+
     # --- lifecycle
 
     async def start(self) -> None:

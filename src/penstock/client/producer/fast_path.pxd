@@ -31,6 +31,7 @@ cdef class RoundRobin:
     cdef readonly bint single_broker
     cdef public long long position
 
+    @cython.locals(position="Py_ssize_t")
     cpdef SendTarget next(self, object faults, str last_broker)
 
 cdef class FastPath:

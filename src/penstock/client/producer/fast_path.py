@@ -106,8 +106,10 @@ class RoundRobin:
         self.position += 1
         if self.single_broker:
             return self.targets[self.position % self.count]
-        self.position = faults.choose(self.queues, self.position, last_broker=last_broker)
-        return self.targets[self.position]
+        # Not read again: a synchronous producer may do this in two threads.
+        position = faults.choose(self.queues, self.position, last_broker=last_broker)
+        self.position = position
+        return self.targets[position]
 
 
 class FastPath:

@@ -99,14 +99,18 @@ class Sender(FastPath):
 
     def start(self, tracer: "Tracer | None" = None) -> None:
         """Accept messages; the session has been started before."""
-        ip = self._session.client_id.partition("@")[0]
-        self.packer = Packer(self.options, self._session.options.namespace, ip)
+        self.packer = self.make_packer()
         self.loop = asyncio.get_running_loop()
         self.create_future = self.loop.create_future
         self.tracer = tracer
         self.pid = os.getpid()
         self.publish_infos.clear()  # after a restart: they refer to closed connections
         self.open = True
+
+    def make_packer(self) -> Packer:
+        """An encoder for one thread."""
+        ip = self._session.client_id.partition("@")[0]
+        return Packer(self.options, self._session.options.namespace, ip)
 
     async def close(self, timeout_ms: int) -> None:
         """Accept no more messages, and wait up to `timeout_ms` for those in flight."""
@@ -371,7 +375,8 @@ class Sender(FastPath):
                 return
             count = len(pending.failures or ())
             if count and (target.broker_name == last_broker or count > self.options.retries):
-                await pause(self.clock, RETRY_MS * count)
+                left_ms = pending.deadline_ms - self.clock.monotonic_ms()
+                await pause(self.clock, min(RETRY_MS * count, max(left_ms, 0)))
             if self._is_finished(pending):
                 return
             connection = await self._connection(pending, target)
@@ -528,9 +533,13 @@ class Sender(FastPath):
         return True
 
     def _may_retry(self, failures: list[PenstockError]) -> bool:
-        """Whether `retries` allows one more attempt. SYSTEM_BUSY does not count: the broker has not
-        stored the message and asks the client to retry."""
-        counted = sum(error.answer_code != ResponseCode.SYSTEM_BUSY for error in failures)
+        """Whether `retries` allows one more attempt. Those that have stored nothing, but that a
+        later one may follow, do not count: the broker was busy, or could not be reached, as while
+        another replica is elected in its place."""
+        counted = sum(
+            error.answer_code != ResponseCode.SYSTEM_BUSY and type(error) is not PeerUnreachable
+            for error in failures
+        )
         return counted <= self.options.retries and self.options.retries > 0
 
     def _finish(self, pending: PendingSend, result: SendResult | BaseException | None) -> None:

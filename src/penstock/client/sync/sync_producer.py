@@ -1,6 +1,5 @@
 """`Producer` and `TransactionProducer`, the synchronous producers."""
 
-import threading
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
@@ -11,6 +10,8 @@ from penstock.client.messages import Message, MessageQueue, SendReceipt
 from penstock.client.producer.async_producer import AsyncProducer
 from penstock.client.producer.publish_info import QueueSelector
 from penstock.client.received_message import ReceivedMessage
+from penstock.client.sync.direct_sends import DirectSends
+from penstock.client.sync.in_flight_gate import InFlightGate
 from penstock.client.sync.loop_thread import await_result, loop_thread
 from penstock.client.sync.sync_client import SyncClient, blocking, in_loop
 from penstock.client.transaction.async_transaction_producer import (
@@ -28,7 +29,14 @@ class _SyncProducer(SyncClient[ProducerT], Generic[ProducerT]):
     """Methods of both producers."""
 
     def _reset_state(self) -> None:
-        self._in_flight = threading.Semaphore(self._client.options.in_flight_max)
+        self._gate = InFlightGate(self._client.options.in_flight_max)
+        self._direct = DirectSends(self._client, self._gate)
+
+    def _mark_closed(self) -> bool:
+        closes = super()._mark_closed()
+        if closes:
+            self._direct.close(self._client.options.timeout_ms)
+        return closes
 
     def send(
         self,
@@ -44,6 +52,12 @@ class _SyncProducer(SyncClient[ProducerT], Generic[ProducerT]):
         It goes to the next queue of the topic in turn, to `queue`, to the queue of its
         `ordering_key`, or to the queue that `selector(queues, message)` returns.
         """
+        self._started_client()
+        self._check_caller()
+        if queue is None and selector is None:
+            receipt = self._direct.send(message, ordering_key, timeout_ms)
+            if receipt is not None:
+                return receipt
         return await_result(
             self.submit(
                 message,
@@ -69,8 +83,8 @@ class _SyncProducer(SyncClient[ProducerT], Generic[ProducerT]):
         """
         client = self._started_client()
         self._check_caller()
-        in_flight = self._in_flight
-        in_flight.acquire()
+        gate = self._gate
+        gate.enter()
         try:
             future = loop_thread().submit(
                 self._in_context(client.submit),
@@ -81,14 +95,39 @@ class _SyncProducer(SyncClient[ProducerT], Generic[ProducerT]):
                 timeout_ms=timeout_ms,
             )
         except BaseException:
-            in_flight.release()
+            gate.leave()
             raise
-        future.add_done_callback(lambda _: in_flight.release())
+        future.add_done_callback(lambda _: gate.leave())
         return future
 
-    send_oneway = blocking(AsyncProducer.send_oneway)
+    def send_oneway(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        ordering_key: str | None = None,
+        selector: QueueSelector | None = None,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """Send a message without an acknowledgement; returns when the request is written."""
+        self._direct.forbid()
+        self._run(
+            self._started_client().send_oneway,
+            message,
+            queue=queue,
+            ordering_key=ordering_key,
+            selector=selector,
+            timeout_ms=timeout_ms,
+        )
+
+    def flush(self) -> None:
+        """Return when every message submitted before is acknowledged or has failed."""
+        client = self._started_client()
+        self._check_caller()
+        self._gate.wait_for_direct()
+        self._run(client.flush)
+
     send_batch = blocking(AsyncProducer.send_batch)
-    flush = blocking(AsyncProducer.flush)
     recall = blocking(AsyncProducer.recall)
     request = blocking(AsyncProducer.request)
     queues = blocking(AsyncProducer.queues)

@@ -189,24 +189,44 @@ def test_other_responses_are_not_retried(code: int) -> None:
     run(body())
 
 
-def test_lost_and_unreachable_brokers_are_retried_elsewhere_until_retries_are_used_up() -> None:
+def test_a_send_that_may_be_stored_is_retried_elsewhere_until_retries_are_used_up() -> None:
     async def body() -> None:
         cluster = FakeCluster("broker-a", "broker-b")
         sender = cluster.sender(retries=3)
         sending = sender.submit(ORDER)
-        await cluster.run_pending()
-        first = next(b for b in cluster.brokers.values() if b._calls.pending)
-        (other,) = [b for b in cluster.brokers.values() if b is not first]
-        first.up = other.up = False
-        first.fail(PeerLost)
-        await cluster.clock.elapse(1_000)
+        for _ in range(4):
+            await cluster.clock.elapse(100)
+            for broker in cluster.brokers.values():
+                if broker._calls.pending:
+                    broker.fail(PeerLost)
         with pytest.raises(SendFailed, match="after 4 attempts") as caught:
             await sending
-        kinds = [type(error) for error in caught.value.attempts]
-        assert kinds == [PeerLost, PeerUnreachable, PeerUnreachable, PeerUnreachable]
+        assert [type(error) for error in caught.value.attempts] == [PeerLost] * 4
         assert caught.value.__cause__ is caught.value.attempts[-1]
-        assert not sender.faults.reachable(first.name)
         assert "Orders" in cluster.routes_asked  # the route may have changed
+        await cluster.end()
+
+    run(body())
+
+
+def test_an_unreachable_broker_is_tried_until_the_timeout() -> None:
+    """Nothing was sent, and meanwhile another replica may be elected."""
+
+    async def body() -> None:
+        cluster = FakeCluster()
+        broker = cluster["broker-a"]
+        broker.up = False
+        sender = cluster.sender(retries=1)
+        sending, late = sender.submit(ORDER), sender.submit(ORDER, timeout_ms=500)
+        await cluster.clock.elapse(1_500)
+        with pytest.raises(SendFailed, match="attempts in 500 ms"):
+            await late
+        assert not sender.faults.reachable(broker.name)
+        broker.up = True
+        await cluster.clock.elapse(1_000)
+        (frame,) = broker.requests()
+        broker.answer(frame)
+        assert (await sending).status is SendStatus.SEND_OK
         await cluster.end()
 
     run(body())

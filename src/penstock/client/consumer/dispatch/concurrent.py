@@ -18,12 +18,17 @@ from penstock.client.consumer.dispatch.handler_calls import (
     HandlerCalls,
     ends_task,
     mark_handling,
-    no_handler_error,
 )
 from penstock.client.consumer.dispatch.handler_threads import HandlerThreads, Result
 from penstock.client.consumer.dispatch.handlers import Handler, Handlers, Retry, retry_from_result
+from penstock.client.consumer.dispatch.message_runs import (
+    finish,
+    finish_returned,
+    no_handler_error,
+    start,
+)
 from penstock.client.consumer.process_queue import ProcessQueue, process_queue_of
-from penstock.client.received_message import FINISHED, HANDLING, WAITING, ReceivedMessage
+from penstock.client.received_message import FINISHED, HANDLING, ReceivedMessage
 from penstock.clock import finish_within
 
 log = logging.getLogger(__name__)
@@ -81,7 +86,7 @@ class ConcurrentDispatch:
             concurrency,
             run=self._run_in_thread,
             done=self._thread_done,
-            returned_none=self._thread_returned_none,
+            returned_none=self._threads_returned_none,
         )
 
     def submit(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
@@ -213,9 +218,9 @@ class ConcurrentDispatch:
 
     async def _handle_jobs(self, count_max: int) -> None:
         """Handle up to `count_max` jobs."""
-        jobs, clock, find = self._jobs, self._clock, self._handlers.find
+        jobs, monotonic_ms, handlers = self._jobs, self._clock.monotonic_ms, self._handlers
         observed = self._calls.observed
-        now_ms = clock.monotonic_ms()
+        now_ms = monotonic_ms()
         for _ in range(count_max):
             if not jobs:
                 return
@@ -224,29 +229,24 @@ class ConcurrentDispatch:
                 self._wake_worker()
             if observed or isinstance(job, list):
                 await self._handle(job if isinstance(job, list) else [job])
-                now_ms = clock.monotonic_ms()
+                now_ms = monotonic_ms()
                 continue
-            process_queue = process_queue_of(job)
-            if process_queue.dropped or job.state == FINISHED:
-                continue
-            job.state = HANDLING
-            job.handling_since_ms = now_ms
             try:
-                handler = find(job)
-                if handler is None:
-                    raise no_handler_error(job)
-                result = await cast(Awaitable[object], handler.function(job))
+                function = start(job, handlers, now_ms)
+                if function is None:
+                    continue
+                result = await cast(Awaitable[object], function(job))
             except BaseException as error:
                 if ends_task(error):
                     raise
+                self._count_time(job)
                 await self._failed([job], error)
             else:
-                if (result is None or result is True) and job.retry_level is None:
-                    process_queue.finish_one(job)
-                else:
-                    await self._completion.complete((job,), retry_from_result(result))
-            now_ms = clock.monotonic_ms()
-            process_queue.busy_ms += now_ms - job.handling_since_ms
+                now_ms = monotonic_ms()
+                if finish(job, result, now_ms):
+                    continue
+                await self._completion.complete((job,), retry_from_result(result))
+            now_ms = monotonic_ms()
 
     async def _handle(self, messages: list[ReceivedMessage]) -> None:
         """Handle a list of messages, or messages of an observed consumer."""
@@ -285,21 +285,14 @@ class ConcurrentDispatch:
             if handler is None:
                 raise no_handler_error(messages[0])
             return handler.function(handler.argument(messages))
-        if process_queue_of(job).dropped or job.state == FINISHED:
-            return None
-        job.state = HANDLING
-        job.handling_since_ms = self._clock.monotonic_ms()
-        handler = self._handlers.find(job)
-        if handler is None:
-            raise no_handler_error(job)
-        return handler.function(job)
+        function = start(job, self._handlers, self._clock.monotonic_ms())
+        return None if function is None else function(job)
+
+    def _threads_returned_none(self, jobs: deque[Job]) -> None:
+        finish_returned(jobs, self._clock.monotonic_ms(), self._thread_returned_none)
 
     def _thread_returned_none(self, job: Job) -> None:
-        if isinstance(job, list) or job.retry_level is not None:
-            self._thread_done(Result(job, None, None))
-        elif job.state != WAITING:
-            self._count_time(job)
-            process_queue_of(job).finish_one(job)
+        self._thread_done(Result(job, None, None))
 
     def _thread_done(self, result: Result[Job]) -> None:
         messages = result.job if isinstance(result.job, list) else [result.job]

@@ -10,9 +10,9 @@ from penstock.client.client_session import Session
 from penstock.client.consumer.dispatch.completion import Completion
 from penstock.client.consumer.dispatch.handler_threads import HandlerThreads, Result
 from penstock.client.consumer.dispatch.handlers import Handlers, Retry, retry_from_result
+from penstock.client.consumer.dispatch.message_runs import no_handler_error
 from penstock.client.received_message import ReceivedMessage
 from penstock.client.trace.trace_writer import ConsumeCode, Tracer
-from penstock.errors import ClientError
 
 if TYPE_CHECKING:
     from penstock.client.telemetry.spans import ClientSpans
@@ -121,14 +121,6 @@ def _complete_call(result: Result[_ThreadCall]) -> None:
         returned.set_exception(
             RuntimeError(f"the handler raised {type(result.error).__name__}: {result.error}")
         )
-
-
-def no_handler_error(message: ReceivedMessage) -> ClientError:
-    """The error for a message without a handler, usually one that is redelivered."""
-    return ClientError(
-        f"there is no handler for topic {message.topic!r}",
-        hint="its messages are redelivered until they become dead letters; add a handler",
-    )
 
 
 def mark_handling(completion: Completion) -> None:

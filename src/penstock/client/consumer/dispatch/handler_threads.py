@@ -43,10 +43,10 @@ class HandlerThreads(Generic[Job]):
         *,
         run: Callable[[Job], object],
         done: Callable[[Result[Job]], None],
-        returned_none: Callable[[Job], None] | None = None,
+        returned_none: Callable[[deque[Job]], None] | None = None,
     ) -> None:
-        """`done` gets the result of a job; `returned_none`, if given, gets jobs that returned None
-        instead, without a Result."""
+        """`done` gets the result of a job; `returned_none`, if given, gets the jobs that returned
+        None instead, without a Result, and takes them out of the deque."""
         self._name = name
         self._count_max = count_max
         self._run = run
@@ -197,8 +197,7 @@ class HandlerThreads(Generic[Job]):
         self._wakeup_scheduled = False
         none_results, results = self._none_results, self._results
         if self._returned_none is not None:
-            while none_results:
-                self._returned_none(none_results.popleft())
+            self._returned_none(none_results)
         while results:
             self._done(results.popleft())
 

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock.client.consumer.dispatch.message_runs import HandlerTable
 from penstock.client.consumer.subscription import split_tags
 from penstock.client.received_message import ReceivedMessage
 from penstock.errors import InvalidParameter
@@ -37,12 +38,12 @@ class Handler:
         return messages if self.takes_list else messages[0]
 
 
-class Handlers:
+class Handlers(HandlerTable):
     """All handlers of a consumer, by topic (without namespace)."""
 
     def __init__(self, *, takes_list: bool = False) -> None:
+        HandlerTable.__init__(self)
         self.takes_list = takes_list
-        self._by_topic: dict[str, list[Handler]] = {}
         self._kinds: set[bool] = set()
 
     def add(self, topic: str, tags: str | None, function: Function) -> None:
@@ -52,27 +53,15 @@ class Handlers:
                 hint="a handler must not yield",
             )
         handler = Handler(function, topic, split_tags(tags), _is_async(function), self.takes_list)
-        self._by_topic.setdefault(topic, []).append(handler)
+        self.by_topic.setdefault(topic, []).append(handler)
         self._kinds.add(handler.is_async)
 
     def __bool__(self) -> bool:
-        return bool(self._by_topic)
+        return bool(self.by_topic)
 
     def any(self, *, is_async: bool) -> bool:
         """Whether there is a handler of this kind."""
         return is_async in self._kinds
-
-    def find(self, message: ReceivedMessage) -> Handler | None:
-        """The first handler whose tags match; if none does, the first handler of the topic."""
-        found = self._by_topic.get(message.topic)
-        if not found:
-            return None
-        if len(found) > 1:
-            tags = message.tags
-            for handler in found:
-                if handler.tags is None or tags in handler.tags:
-                    return handler
-        return found[0]
 
 
 def retry_from_result(result: object) -> Retry | None:
