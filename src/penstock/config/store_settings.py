@@ -105,11 +105,11 @@ class StoreConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  live=True, least=1)
     ] = 60_000  # fmt: skip
     queues_mapped_max: Annotated[
-        int, Doc("The maximum number of mapped ConsumeQueue files: at most half of the available "
-                 "file descriptors and of the mappings that the system allows (vm.max_map_count). "
-                 "Beyond it the least recently used are unmapped.",
+        int, Doc("The maximum number of mapped ConsumeQueue files: at most half of the mappings "
+                 "that the system allows (vm.max_map_count). Beyond it the least recently used are "
+                 "unmapped.",
                  live=True, least=1)
-    ] = 4_096  # fmt: skip
+    ] = 16_384  # fmt: skip
     index_flush_ms: Annotated[int, Doc("How often the index is flushed.", live=True)] = 60_000
     append_by: Annotated[
         str, Doc("How records are written to the page cache: mapping, pwrite, or auto (pwrite with "

@@ -6,10 +6,10 @@ change names (`create`, `rename`, `unlink`) are durable only after `sync_directo
 
 import ctypes
 import errno
+import functools
 import mmap
 import os
 import platform
-import resource
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,6 +33,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FAILURES = (errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE)
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_MAP_FAILED = ctypes.c_void_p(-1).value
 _MAPPINGS_MAX = Path("/proc/sys/vm/max_map_count")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 T = TypeVar("T")
@@ -55,6 +57,33 @@ def disk_failure(error: Exception) -> StoreError | None:
     if is_full(error):
         return DiskFull(f"no space for {error.filename}" if error.filename else "the disk is full")
     return ReadFailed(f"the disk failed: {error}") if error.errno in _FAILURES else None
+
+
+@functools.cache
+def _mapping_type(size: int) -> type[ctypes.Array[ctypes.c_char]]:
+    """Bytes at an address that are unmapped when nothing refers to them any more."""
+
+    class Mapping(ctypes.c_char * size):  # type: ignore[misc]
+        __slots__ = ()
+
+        def __del__(self) -> None:
+            _LIBC.munmap(ctypes.c_void_p(ctypes.addressof(self)), ctypes.c_size_t(size))
+
+    return Mapping
+
+
+def _map_without_handle(fd: int, size: int) -> ctypes.Array[ctypes.c_char]:
+    """A mapping for random access. Before Python 3.13 `mmap.mmap` keeps a file handle."""
+    address = _LIBC.mmap(
+        None, ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd,
+        ctypes.c_long(0),
+    )  # fmt: skip
+    if address == _MAP_FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    mapping = _mapping_type(size).from_address(address)
+    _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_RANDOM)
+    return mapping
 
 
 def _is_in_memory(fd: int) -> bool:
@@ -198,14 +227,17 @@ class Disk:
             return mmap.mmap(fd, size, access=access, trackfd=False)  # costs no handle
         return mmap.mmap(fd, size, access=access)
 
-    def map_without_readahead(self, fd: int, size: int) -> mmap.mmap:
-        """`map` for a sparse file that is written little by little.
+    def map_without_readahead(self, fd: int, size: int) -> memoryview:
+        """Map a sparse file that is written little by little, until the view is dropped.
 
-        With read-ahead the first store would fill memory with pages of zeros.
+        With read-ahead the first store would fill memory with pages of zeros. There may be
+        thousands of such mappings, so they cost no file handle.
         """
-        mapping = self.map(fd, size)
-        mapping.madvise(mmap.MADV_RANDOM)
-        return mapping
+        if sys.version_info >= (3, 13):
+            mapping = self.map(fd, size)
+            mapping.madvise(mmap.MADV_RANDOM)
+            return memoryview(mapping)
+        return memoryview(_map_without_handle(fd, size)).cast("B")
 
     def mappings_max(self) -> int:
         """How many mappings the process may have (vm.max_map_count)."""
@@ -213,12 +245,6 @@ class Disk:
             return int(_MAPPINGS_MAX.read_text())
         except (OSError, ValueError):
             return 65_530
-
-    def handles_for_mappings(self) -> int | None:
-        """How many file handles the process may have; None if mappings cost none."""
-        if sys.version_info >= (3, 13):
-            return None
-        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     def write(self, fd: int, data: memoryview, at: int) -> None:
         """Write all of `data` at a position of the file."""

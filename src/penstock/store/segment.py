@@ -9,6 +9,7 @@ the write position (`allocate`), so a full disk is an error and never a signal.
 """
 
 import logging
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -44,13 +45,14 @@ class Segment:
     ) -> None:
         # The open file, closed with the segment. Set first, so that `__del__` always closes it.
         self.fd: int = fd
+        self.map: object = None
         self.disk: Disk = disk
         self.path: Path = path
         # Log offset of the first byte, and the length of the file. Never change.
         self.start: int = start
         self.size: int = size
         # The mapping and a view of all of it, valid as long as the segment.
-        self.map: object = disk.map(fd, size)
+        self.map = disk.map(fd, size)
         self.view: memoryview = memoryview(self.map)
         # Whether the pages are locked in memory; set by the pool, see `lock_or_warn`.
         self.locked: bool = False
@@ -65,6 +67,18 @@ class Segment:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
+            self._unmap()
+
+    def _unmap(self) -> None:
+        """Close the mapping without the GIL, which its deallocation would hold: for a deleted file
+        that takes as long as freeing its pages and blocks."""
+        mapping, self.map = self.map, None
+        self.view = memoryview(bytearray(1))
+        if isinstance(mapping, mmap.mmap):
+            try:
+                mapping.close()
+            except BufferError:  # a slice is in use and keeps it
+                return
 
     def slice(self, at: int, length: int) -> memoryview:
         """A read-only view of log bytes; it keeps the mapping alive."""

@@ -1,6 +1,7 @@
 """File operations of the operating system."""
 
 import errno
+import mmap
 import os
 import tempfile
 from pathlib import Path
@@ -187,3 +188,27 @@ def test_close_waits_for_submitted_work(disk: Disk) -> None:
     assert future.result() is None
     assert disk.submit(lambda: 7).result() == 7
     disk.close()
+
+
+def test_a_mapping_for_random_access_writes_to_the_file(disk: Disk, tmp_path: Path) -> None:
+    path, size = tmp_path / "f", 2 * mmap.PAGESIZE
+    fd = disk.create(path, size)
+    view = disk.map_without_readahead(fd, size)
+    disk.close_file(fd)
+    view[size - 2 :] = b"ab"
+    assert path.read_bytes() == bytes(size - 2) + b"ab"
+    part = view[:1]  # keeps the mapping
+    del view
+    part[0] = 7
+    assert path.read_bytes()[0] == 7
+
+
+def test_a_file_that_can_not_be_mapped_is_an_error(disk: Disk, tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(bytes(mmap.PAGESIZE))
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        with pytest.raises(PermissionError):
+            disk.map_without_readahead(fd, mmap.PAGESIZE)
+    finally:
+        os.close(fd)

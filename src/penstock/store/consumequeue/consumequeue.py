@@ -551,7 +551,7 @@ class ConsumeQueue:
         self._unmap_file()
         self._mapped_queues.add(self)
         self._map = mapping
-        self._view = memoryview(mapping)
+        self._view = mapping
         self._mapped_from = start
         self._mapped_to = start + self.file_entries
         self._allocated = allocated

@@ -20,11 +20,8 @@ if TYPE_CHECKING:
 
 
 def mapped_max(disk: Disk, config: StoreConfig) -> int:
-    """How many queue files may be mapped: half of what the system allows, and half of the file
-    handles where each costs one."""
-    most = min(config.queues_mapped_max, disk.mappings_max() // 2)
-    handles = disk.handles_for_mappings()
-    return max(most if handles is None else min(most, handles // 2), 1)
+    """How many queue files may be mapped: at most half of what the system allows a process."""
+    return max(min(config.queues_mapped_max, disk.mappings_max() // 2), 1)
 
 
 CHECKED_MAX = 512

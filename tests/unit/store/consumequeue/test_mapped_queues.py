@@ -76,10 +76,10 @@ def handles(folder: Path) -> int:
 # --- one queue
 
 
-def test_an_unmapped_queue_has_no_mapping_and_no_handle(make: Make, tmp_path: Path) -> None:
+def test_a_queue_has_no_handle_and_an_unmapped_one_no_mapping(make: Make, tmp_path: Path) -> None:
     queue = make()
     fill(queue, 3)
-    assert mapped(tmp_path) == 1
+    assert (mapped(tmp_path), handles(tmp_path)) == (1, 0)
     queue.unmap(3 * SIZE)
     assert (mapped(tmp_path), handles(tmp_path)) == (0, 0)
     assert (queue.min_offset, queue.max_offset, queue.visible_max(3 * SIZE)) == (0, 3, 3)
@@ -330,14 +330,6 @@ def test_a_queue_that_is_not_synced_stays_mapped(make: Make) -> None:
     assert len(mapped_queues.unmap_idle(IDLE_MS, IDLE_MS, SIZE)) == 1
 
 
-def test_mappings_take_no_more_than_half_of_the_handles(monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = Disk()
-    config = StoreConfig(queues_mapped_max=4096)
-    for limit, most in ((None, 4096), (20_000, 4096), (1024, 512), (1, 1)):
-        monkeypatch.setattr(disk, "handles_for_mappings", lambda limit=limit: limit)
-        assert mapped_max(disk, config) == most
-
-
 # --- a store
 
 
@@ -467,9 +459,8 @@ def test_preallocated_queues_are_empty_after_a_crash(stores: StoreFixture) -> No
     assert bodies(again, "t", 2) == [b"b"]
 
 
-def test_no_more_files_are_mapped_than_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_files_are_mapped_than_the_system_allows() -> None:
     disk = Disk()
-    monkeypatch.setattr(disk, "handles_for_mappings", lambda: None)
     assert disk.mappings_max() > 1000
     assert mapped_max(disk, StoreConfig(queues_mapped_max=1 << 30)) == disk.mappings_max() // 2
     assert mapped_max(disk, StoreConfig(queues_mapped_max=100)) == 100
