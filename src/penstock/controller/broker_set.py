@@ -100,6 +100,8 @@ class LiveReplica(NamedTuple):
     presumed: bool = False
     """Nothing was heard of it: the controller has started a moment ago. So nobody is elected in its
     place, but nothing is known of its log either."""
+    changing: bool = False
+    """No log of the set is complete, and what is known of them may be out of date."""
 
 
 Living = Mapping[int, LiveReplica]

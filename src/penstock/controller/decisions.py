@@ -165,17 +165,16 @@ def elect(
                 state, unknown, f"the id {asking} of the broker set {name} is not known"
             )
         return _with_master(state, asking, living, now_ms, "first master")
+    master = living.get(state.master_id) if state.master_id is not None else None
+    if asking is None and master is not None and not master.presumed:
+        return _still_alive(state, name)  # another controller gets its heartbeats
     wanted = asking if designated else None
     restarted = asking is not None and asking == state.master_id and not designated
     chosen = _choose(state, _electable(state, living), living, wanted)
     if chosen is None and unclean:
         chosen = _choose(state, state.replicas, living, wanted)
     if chosen is not None and chosen == state.master_id and not restarted:
-        return ControllerDecision(
-            state,
-            ResponseCode.CONTROLLER_MASTER_STILL_EXIST,
-            f"the master {chosen} of {name} is alive",
-        )
+        return _still_alive(state, name)
     if chosen is not None and living[chosen].presumed:
         return _refused(
             state,
@@ -195,6 +194,11 @@ def elect(
             f"{'is designated and ' if designated else ''}alive",
         )
     return _without_master(state, name, now_ms, why_dead)
+
+
+def _still_alive(state: BrokerSet, name: str) -> ControllerDecision:
+    code = ResponseCode.CONTROLLER_MASTER_STILL_EXIST
+    return ControllerDecision(state, code, f"the master {state.master_id} of {name} is alive")
 
 
 def _loss(state: BrokerSet, why_dead: str) -> str:
@@ -236,7 +240,8 @@ def _electable(state: BrokerSet, living: Living) -> Iterable[int]:
     known."""
     members = state.before or state.in_sync
     complete = [one for one in members if one in living and living[one].complete]
-    if complete or not members or not all(one in living for one in members):
+    known = all(one in living and not living[one].changing for one in members)
+    if complete or not members or not known:
         return complete
     longest = max(living[one][:2] for one in members)  # epoch and offset
     return [one for one in members if living[one][:2] == longest]

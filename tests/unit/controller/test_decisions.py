@@ -171,7 +171,8 @@ def test_a_master_of_which_nothing_is_known_is_neither_replaced_nor_elected() ->
 def test_an_incomplete_log_is_elected_only_if_all_members_have_one() -> None:
     state = broker_set(3, in_sync=(1, 2, 3))
     short, long = (LiveReplica(1, size, complete=False) for size in (100, 200))
-    for living in ({2: long}, {1: short, 2: long}, {}):
+    unsettled = dict.fromkeys((1, 2, 3), long._replace(changing=True))
+    for living in ({2: long}, {1: short, 2: long}, {}, unsettled):
         refused = decisions.elect(state, NAME, living, asking=2, now_ms=NOW_MS)
         assert refused.code == ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
     complete = {1: short, 2: long, 3: LiveReplica(1, 50)}
@@ -186,6 +187,14 @@ def test_an_incomplete_log_is_elected_only_if_all_members_have_one() -> None:
     assert designated.code == ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
     unclean = after(decisions.elect(without, NAME, {1: short}, unclean=True, now_ms=NOW_MS))
     assert (unclean.master_id, unclean.master_incomplete) == (1, True)
+
+
+def test_a_master_that_any_controller_hears_is_not_replaced_for_an_incomplete_log() -> None:
+    state = broker_set(3, in_sync=(1, 2, 3))
+    living = {1: LiveReplica(1, 50, complete=False), 2: LiveReplica(1, 50)}
+    decision = decisions.elect(state, NAME, living, now_ms=NOW_MS, why_dead="no heartbeat")
+    assert (decision.code, decision.changed) == (ResponseCode.CONTROLLER_MASTER_STILL_EXIST, False)
+    assert after(decisions.elect(state, NAME, living, now_ms=NOW_MS, asking=2)).master_id == 2
 
 
 def test_the_set_before_can_be_elected_until_the_master_has_taken_over() -> None:

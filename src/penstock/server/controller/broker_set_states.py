@@ -21,6 +21,7 @@ from penstock.server.background import TaskSet
 from penstock.server.controller.liveness import TICK_MS, Liveness
 from penstock.server.controller.living_replicas import ReplicaKey
 from penstock.server.controller.notifications import Notifications
+from penstock.server.controller.unchanged_logs import UnchangedLogs
 from penstock.transport.peer import Sign
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class StoredBrokerSetStates:
         self._liveness = liveness
         self._clock = clock
         self.notifications = Notifications(clock, self._is_current, sign=sign, ssl=ssl)
+        self._logs = UnchangedLogs()
         self._tasks = TaskSet()
         self._replacing: set[str] = set()
         """Broker sets whose master is being replaced."""
@@ -111,7 +113,8 @@ class StoredBrokerSetStates:
             (state, version), living = await asyncio.gather(
                 self._store.read(name), self._liveness.living(name)
             )
-            decision = decide(state, self._with_presumed(state, living))
+            known = self._with_presumed(state, living)
+            decision = decide(state, self._logs.mark(state, known, self._clock.monotonic_ms()))
             if not decision.changed:
                 return decision
             if await self._store.replace(name, decision.state, version):

@@ -559,7 +559,7 @@ class ControlledBroker:
         every acknowledged message.
 
         In the set of a master that has just taken over there is no other one. If it has resigned
-        its services ran, the members of the set before still have every acknowledged message.
+        before its services ran, the members of the set before still have each of these messages.
         """
         state = role.state
         if state is None or state.master_id != self.replica_id:

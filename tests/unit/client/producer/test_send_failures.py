@@ -79,3 +79,26 @@ def test_unknown_topic_is_not_created_if_the_producer_must_not() -> None:
         await cluster.end()
 
     run(body())
+
+
+def test_an_unreachable_broker_is_tried_until_the_timeout() -> None:
+    """Nothing was sent, and meanwhile another replica may be elected."""
+
+    async def body() -> None:
+        cluster = FakeCluster()
+        broker = cluster["broker-a"]
+        broker.up = False
+        sender = cluster.sender(retries=1)
+        sending, late = sender.submit(ORDER), sender.submit(ORDER, timeout_ms=500)
+        await cluster.clock.elapse(1_500)
+        with pytest.raises(SendFailed, match="attempts in 500 ms"):
+            await late
+        assert not sender.faults.reachable(broker.name)
+        broker.up = True
+        await cluster.clock.elapse(1_000)
+        (frame,) = broker.requests()
+        broker.answer(frame)
+        assert (await sending).status is SendStatus.SEND_OK
+        await cluster.end()
+
+    run(body())

@@ -6,7 +6,8 @@ renewals per second in a large cluster. A report is written
 
 - when a replica is heard for the first time, or on a new connection: the revision of the key then
   tells other controllers that somebody has heard from it,
-- when its epoch, its priority or the completeness of its log changes,
+- when its epoch, its priority or the completeness of its log changes, or its offsets while the log
+  is incomplete,
 - at a low rate while its offsets change; the controllers that get its heartbeats know them anyway.
 
 It is deleted when no heartbeat has arrived in time. A controller that finds that the process of a
@@ -172,6 +173,8 @@ class Reports:
             return True
         if (value.max_offset, value.confirm_offset) == (live.max_offset, live.confirm_offset):
             return False
+        if not live.complete:  # such a replica may be elected because of them
+            return True
         age_ms = self._clock.monotonic_ms() - self._written_ms.get(key, 0)
         return age_ms >= OFFSETS_MS
 

@@ -145,6 +145,8 @@ def test_what_matters_for_elections_is_written_at_once() -> None:
         await f.clock.elapse(OFFSETS_MS)
         assert await f.one.send(heartbeat(epoch=2, max_offset=7)) == WRITE
         assert (await f.two.reports.of(NAME))[1].max_offset == 7
+        assert await f.one.send(heartbeat(epoch=2, max_offset=8, complete=False)) == WRITE
+        assert await f.one.send(heartbeat(epoch=2, max_offset=9, complete=False)) == WRITE
 
     run(main)
 
