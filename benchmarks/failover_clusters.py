@@ -19,6 +19,9 @@ NAME = "failover"
 REPLICAS = 3
 IN_SYNC_S = 120.0
 CALL_MS = 3_000
+STOP_S = 60.0
+"""A master that has handed over forwards requests until Java's clients ask for the route, for up to
+35 s."""
 HEARTBEAT_MS, TIMEOUT_MS, SCAN_MS = 500, 3_000, 250
 """Penstock's defaults."""
 BROKER: Mapping[str, Any] = {
@@ -149,6 +152,7 @@ def _penstock(stack: ExitStack, root: Path, *, etcd: bool) -> FailoverCluster:
             root / f"store-{number}",
             names.address,
             controllerAddr=addresses,
+            timeout=STOP_S,
             **BROKER,
         )
         for number in range(REPLICAS)
