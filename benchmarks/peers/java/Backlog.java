@@ -3,7 +3,7 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
 
-/** Measures how fast a backlog is consumed, after so many messages of warming up. */
+/** Measures how fast a backlog is consumed, after a warm-up of some messages. */
 final class Backlog {
     private static final long TIMEOUT_S = 120;
 

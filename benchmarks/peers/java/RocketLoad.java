@@ -168,7 +168,7 @@ public final class RocketLoad {
         };
     }
 
-    /** Send so many messages in batches. */
+    /** Send this number of messages in batches. */
     private void fill() throws Exception {
         DefaultMQProducer producer = producer();
         byte[] body = new byte[options.number("size")];

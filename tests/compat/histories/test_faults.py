@@ -14,4 +14,4 @@ def test_long_faults_are_rare_but_not_missing() -> None:
     assert set(found) == set(RARE.values())
     assert min(found.values()) >= 15
     longer_s = sum(OUTAGE_S) / 2 - sum(LENGTH_S) / 2
-    assert found.total() * longer_s / SEEDS < 1, "an average history grows by so many seconds"
+    assert found.total() * longer_s / SEEDS < 1, "seconds by which an average history grows"

@@ -1,5 +1,7 @@
 """Incomplete logs count only when they have looked the same for long enough."""
 
+import msgspec
+
 from penstock.controller.broker_set import BrokerSet, LiveReplica, Living
 from penstock.server.controller.unchanged_logs import UNCHANGED_MS, UNSEEN_MS, UnchangedLogs
 
@@ -59,6 +61,7 @@ def test_a_member_that_was_complete_or_away_begins_the_time_again() -> None:
 
 
 def test_the_members_before_the_election_are_those_that_matter() -> None:
-    looks, elected = Looks(), STATE.__class__("cluster", "b", {}, 4, in_sync=(2,), before=(1, 2))
+    elected = msgspec.structs.replace(STATE, in_sync=(2,), before=(1, 2))
+    looks = Looks()
     assert looks.count({1: SHORT._replace(complete=True), 2: LONG}, STEP_MS, elected)
     assert not looks.count({1: SHORT, 2: LONG}, UNCHANGED_MS, elected)

@@ -111,7 +111,7 @@ def pull_templates(
     tags: str | None,
     encoding: int,
 ) -> FrameTemplates:
-    """Requests that pull from each of these queues, up to so many messages.
+    """Requests that pull up to `count_max` messages from each of these queues.
 
     The number is the queue offset. The pulls do not wait for messages.
     """
